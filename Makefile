@@ -1,0 +1,40 @@
+# Two commands: `make recommend` and `make test`. Both set up what they need in .venv first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install recommend test test-slow test-gpu lint benchmarks clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+recommend: install
+	$(BIN)/trainplan recommend --run
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow and not gpu" tests
+
+test-slow: install
+	$(BIN)/python -m pytest -m "slow and not gpu" tests
+
+# Nothing is installed here: a GPU machine brings its own torch (2.11 to 2.13) and the other libraries.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests --junitxml=$${OUT:-.}/test-gpu.xml
+
+benchmarks: install
+	$(BIN)/python benchmarks/clock.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache src/*.egg-info

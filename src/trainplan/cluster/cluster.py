@@ -1,0 +1,145 @@
+"""Where it is trained: nodes, devices, links, prices. Values only; no torch here.
+
+Ranks count over the devices of node 0, then node 1, and so on. `Cluster.link(a, b)` is the link between two ranks;
+`collectives` and `slowdown` are there when the cluster was probed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from trainplan.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Device:
+    """An accelerator, or a CPU core that serves as one."""
+
+    name: str
+    memory_bytes: int
+    flops: dict[str, float]  # dense peak FLOP/s by precision: fp32, tf32, bf16, fp16
+    memory_rate: float  # bytes/s
+    host_rate: float = 0.0  # bytes/s to host memory, one direction; 0: it shares the host's memory
+    context_bytes: int = 0  # taken by driver and libraries before the first tensor
+    price_per_hour: float = 0.0  # of one device; 0: not known
+    sources: dict[str, str] = field(default_factory=dict)  # where each number is from
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction between two devices, or between a node and the network."""
+
+    name: str
+    latency_s: float  # of one message, wire and software
+    rate: float  # bytes/s
+    message_s: float = 0.0  # host time that sending or receiving one message takes
+    shared: bool = False  # one for all devices of the node (a network card), not one a pair
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two devices of a node that have a link of their own."""
+
+    a: int
+    b: int
+    link: Link
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine: devices, the link between any two of them, and its way out."""
+
+    name: str
+    devices: tuple[Device, ...]
+    inside: Link
+    network: Link | None = None  # None: there is only one node
+    pairs: tuple[Pair, ...] = ()  # exceptions to `inside`, such as NVLink between some
+    host_memory_bytes: int = 0
+    cores: int = 0
+    disk_rate: float = 0.0
+    price_per_hour: float = 0.0  # of the whole node; 0: sum of its devices
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Measured seconds of a collective (or of a message, `op="p2p"`) by bytes, for one number of ranks."""
+
+    op: str  # all_reduce, all_gather, reduce_scatter, broadcast, p2p …
+    ranks: int
+    bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """How many times longer compute takes while this goes on on the same rank; 1: it does not notice."""
+
+    send: float = 1.0
+    receive: float = 1.0
+    collective: float = 1.0
+    copy: float = 1.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines as the planner sees them."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    backend: str  # gloo, gloo-staged, nccl
+    collectives: tuple[Curve, ...] = ()
+    slowdown: Slowdown = Slowdown()
+    # How much slower a device computes when so many devices of its node compute at once (shared memory bandwidth,
+    # power): contention[k-1] for k busy devices; 1.0 beyond its end repeats the last.
+    contention: tuple[float, ...] = ()
+    dispatch_s: float = 0.0  # host time of the engine for one operation, beside the operation itself
+    source: str = ""  # "catalogue", "probed 2026-11-15 …", a file
+    notes: tuple[str, ...] = ()  # what the short name stood for, printed to the user
+
+    @cached_property
+    def ranks(self) -> tuple[tuple[int, int], ...]:
+        """(node, device in node) of every rank."""
+        return tuple((n, d) for n, node in enumerate(self.nodes) for d in range(len(node.devices)))
+
+    @property
+    def world(self) -> int:
+        return len(self.ranks)
+
+    def device(self, rank: int) -> Device:
+        node, local = self._place(rank)
+        return self.nodes[node].devices[local]
+
+    def node_of(self, rank: int) -> int:
+        return self._place(rank)[0]
+
+    def link(self, a: int, b: int) -> Link:
+        """The link that a message from rank a to rank b takes."""
+        (node_a, local_a), (node_b, local_b) = self._place(a), self._place(b)
+        if node_a != node_b:
+            out, into = self.nodes[node_a].network, self.nodes[node_b].network
+            if out is None or into is None:
+                raise PlanError(f"a message from rank {a} to rank {b}", "their nodes have no network")
+            return out if out.rate <= into.rate else into
+        for pair in self.nodes[node_a].pairs:
+            if {pair.a, pair.b} == {local_a, local_b}:
+                return pair.link
+        return self.nodes[node_a].inside
+
+    @property
+    def uniform(self) -> bool:
+        """All nodes alike and all devices alike: replicas need to be simulated only once."""
+        first = self.nodes[0]
+        return all(node == first for node in self.nodes) and all(d == first.devices[0] for d in first.devices)
+
+    def price_per_hour(self, ranks: int | None = None) -> float:
+        """Price of the nodes that the first so many ranks sit on (a node is rented whole); 0: not known."""
+        used = {node for node, _ in self.ranks[: self.world if ranks is None else ranks]}
+        prices = [node.price_per_hour or sum(d.price_per_hour for d in node.devices) for node in self.nodes]
+        return sum(prices[node] for node in used) if all(prices[node] > 0 for node in used) else 0.0
+
+    def _place(self, rank: int) -> tuple[int, int]:
+        if not 0 <= rank < len(self.ranks):
+            raise PlanError(f"rank {rank}", f"the cluster {self.name} has {len(self.ranks)} devices")
+        return self.ranks[rank]

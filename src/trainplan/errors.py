@@ -1,0 +1,70 @@
+"""Everything that trainplan refuses, and how it says so.
+
+    TrainplanError
+    ├── InputError       a file, a word or a number that we cannot read or do not know
+    ├── ModelError       a model that cannot be built, captured or cut
+    ├── PlanError        a request or plan that is not legal for this model and cluster
+    ├── ProgramError     a program that breaks the specification in `program/check.py`
+    └── RunError         a run that failed: a rank raised, was killed, or could not start
+
+A message has three parts: what was asked, why not (with the numbers), and the nearest thing that works. Commands
+print it without a traceback and exit with code 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TrainplanError(Exception):
+    """Base of every error that is the user's to mend.
+
+    >>> str(PlanError("dp=3", "the batch of 8 samples does not divide by 3", "dp=2 or dp=4"))
+    'dp=3: the batch of 8 samples does not divide by 3. Try dp=2 or dp=4.'
+    """
+
+    def __init__(self, asked: str, why: str = "", instead: str = "") -> None:
+        self.asked, self.why, self.instead = asked, why, instead
+        text = f"{asked}: {why}" if why else asked
+        if instead:
+            text = f"{text.rstrip('.')}. Try {instead.rstrip('.')}."
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        # Exceptions cross process borders (a worker's error is raised again in the launcher).
+        return type(self), (self.asked, self.why, self.instead)
+
+
+class InputError(TrainplanError):
+    """A file, a word or a number that we cannot read or do not know."""
+
+
+class ModelError(TrainplanError):
+    """A model that cannot be built, captured or cut."""
+
+
+class PlanError(TrainplanError):
+    """A request or plan that is not legal for this model and cluster."""
+
+
+class ProgramError(TrainplanError):
+    """A program that breaks the specification."""
+
+
+class RunError(TrainplanError):
+    """A run that failed."""
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> str:
+    """The known words closest to `word`, for the last part of a message; all of them if there are few.
+
+    >>> nearest("A100", ["A100-40", "A100-80", "H100-SXM", "V100-16", "T4", "L4", "P40"])
+    'A100-80, A100-40, V100-16'
+    """
+    known = list(known)
+    by_lower = {name.lower(): name for name in known}
+    close = [by_lower[name] for name in get_close_matches(word.lower(), by_lower, n=count, cutoff=0.5)]
+    if not close and len(known) <= 8:
+        close = known
+    return ", ".join(close) if close else f"one of {', '.join(sorted(known))}"

@@ -1,0 +1,219 @@
+"""What a model costs, block by block: the value that planning works from. No torch here.
+
+A model is a **chain of blocks** (`Block`), the **tensors** that pass between them (`Crossing`: usually from one block
+to the next, but a skip connection may reach further), and its **parameters** (`Parameter`, in the order in which
+their gradients arrive). Times and bytes that grow with the micro-batch are tuples, one entry for each size in
+`Profile.samples`; between two sizes we interpolate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainplan import files
+from trainplan.errors import InputError
+
+Floats = tuple[float, ...]  # one number for each micro-batch size of the profile
+
+
+@dataclass(frozen=True)
+class Block:
+    """The smallest piece that a plan usually moves, recomputes or shards."""
+
+    name: str
+    flops: float  # of the forward pass, for one sample
+    # Seconds on the device. `backward_s` does not include recomputation. `accumulate_s` is what a backward pass
+    # costs more when gradients are there already and are added to.
+    forward_s: Floats
+    backward_s: Floats
+    accumulate_s: float
+    update_s: float  # optimizer step of this block's parameters
+    # Seconds of the host that issues the work. On a CPU the host is the device and these are zero.
+    forward_issue_s: Floats
+    backward_issue_s: Floats
+    update_issue_s: float
+    # Bytes saved for backward inside the block (once per storage; neither parameters nor crossings), and the extra
+    # bytes alive at the worst moment of forward and backward beyond inputs, outputs, saved bytes and gradients.
+    saved_bytes: Floats
+    forward_workspace_bytes: Floats
+    backward_workspace_bytes: Floats
+    buffer_bytes: int = 0
+    random: bool = False  # draws random numbers in forward (dropout): is seeded before it runs
+    # Backward in two parts, where it was asked for: gradient of the input, gradient of the weights.
+    backward_input_s: Floats = ()
+    backward_weight_s: Floats = ()
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor made by one block and read by later ones.
+
+    The model's inputs are not crossings: every stage that reads one gets it from the data loader. What the loss reads
+    counts as read by the last block.
+    """
+
+    name: str
+    producer: int
+    consumers: tuple[int, ...]  # blocks that read it, ascending, all after the producer
+    bytes_per_sample: float
+    fixed_bytes: int = 0  # does not grow with the batch
+    needs_grad: bool = True  # a gradient of the same size flows back
+    saved_by: tuple[int, ...] = ()  # blocks whose backward needs it
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter tensor; `Profile.parameters` lists them in the order in which their gradients arrive."""
+
+    name: str
+    blocks: tuple[int, ...]  # the blocks that use it; more than one for tied weights
+    count: int
+    bytes: int
+    ready: float = 1.0  # share of the backward pass of its first block that is over when its gradient is there
+    trainable: bool = True
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """The model run in one piece, to hold the sum of the blocks against."""
+
+    samples: int
+    forward_s: float
+    backward_s: float
+    update_s: float
+    peak_bytes: int = 0  # 0: not measured
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """On what, when and with which versions a profile was made."""
+
+    machine: str
+    made: str  # ISO date and time, UTC
+    versions: dict[str, str] = field(default_factory=dict)
+    threads: int = 1
+    repeats: int = 0
+    spread: float = 0.0  # median relative spread (interquartile) of the timings
+    reference_s: float = 0.0  # seconds of the reference kernel while this was measured; 0 where estimated
+    verified: bool = False  # captured model held against eager on one batch: loss, gradients, buffers
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All that planning needs to know about a model on a device."""
+
+    workload: str
+    sample: str  # what a sample is called
+    tokens_per_sample: int
+    batch: int
+    samples_per_epoch: int
+    device: str
+    kind: Literal["measured", "estimated"]
+    compiled: bool
+    precision: str
+    optimizer: str
+    state_bytes_per_parameter: float  # optimizer state beside the parameter and its gradient
+    samples: tuple[int, ...]  # the micro-batch sizes, ascending
+    blocks: tuple[Block, ...]
+    crossings: tuple[Crossing, ...]
+    parameters: tuple[Parameter, ...]
+    input_bytes_per_sample: float
+    provenance: Provenance
+    mean_over: str = "samples"
+    clip_norm: float = 0.0
+    whole: tuple[WholeStep, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = len(self.samples)
+        if not sizes or not self.blocks or list(self.samples) != sorted(set(self.samples)) or self.samples[0] < 1:
+            raise InputError("profile", "it needs at least one block and ascending micro-batch sizes")
+        for block in self.blocks:
+            for name in _CURVES:
+                if len(getattr(block, name)) != sizes:
+                    raise InputError(f"profile block {block.name}", f"{name} needs {sizes} numbers, one for each size")
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def parameter_count(self) -> int:
+        return sum(p.count for p in self.parameters)
+
+    @cached_property
+    def flops(self) -> float:
+        """FLOP of the forward pass of one sample."""
+        return sum(block.flops for block in self.blocks)
+
+    @cached_property
+    def _curves(self) -> dict[str, NDArray[np.float64]]:
+        """For each quantity a table (size, block) of sums over the blocks before: ranges are differences."""
+        tables = {}
+        for name in _CURVES:
+            table = np.array([getattr(block, name) for block in self.blocks], dtype=np.float64).T
+            tables[name] = np.concatenate([np.zeros((len(self.samples), 1)), table.cumsum(axis=1)], axis=1)
+        return tables
+
+    def total(self, quantity: str, first: int, last: int, samples: float) -> float:
+        """Sum of a quantity over blocks first ≤ b < last for a micro-batch of so many samples.
+
+        Linear between measured sizes, and beyond the last two by their slope (never falling); below the smallest
+        size it shrinks only as far as a straight line through the two smallest says.
+        """
+        table = self._curves[quantity]
+        values = table[:, last] - table[:, first]
+        return interpolate(self.samples, values, samples)
+
+    def update_s(self, first: int, last: int) -> float:
+        return sum(block.update_s for block in self.blocks[first:last])
+
+    def parameters_of(self, first: int, last: int) -> tuple[Parameter, ...]:
+        """The parameters that blocks first ≤ b < last use, in order of gradient arrival."""
+        return tuple(p for p in self.parameters if any(first <= block < last for block in p.blocks))
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        files.write(path, "profile", files.to_json(self))
+
+    @staticmethod
+    def load(path: str | Path) -> Profile:
+        return files.from_json(Profile, files.read(path, "profile"))
+
+
+_CURVES = (
+    "forward_s",
+    "backward_s",
+    "forward_issue_s",
+    "backward_issue_s",
+    "saved_bytes",
+    "forward_workspace_bytes",
+    "backward_workspace_bytes",
+)
+
+
+def interpolate(sizes: tuple[int, ...], values: NDArray[np.float64] | Floats, at: float) -> float:
+    """The piecewise linear curve through (sizes, values), at a size.
+
+    >>> interpolate((1, 2, 4), (1.0, 1.5, 2.5), 3), interpolate((1, 2, 4), (1.0, 1.5, 2.5), 8)
+    (2.0, 4.5)
+    >>> interpolate((4,), (2.0,), 8)
+    4.0
+    """
+    if len(sizes) == 1:
+        return float(values[0]) * at / sizes[0]
+    right = int(np.searchsorted(sizes, at))
+    right = min(max(right, 1), len(sizes) - 1)
+    left = right - 1
+    slope = (values[right] - values[left]) / (sizes[right] - sizes[left])
+    if at > sizes[-1]:
+        slope = max(slope, 0.0)
+        return float(values[-1] + slope * (at - sizes[-1]))
+    if at < sizes[0]:
+        slope = min(max(slope, 0.0), values[0] / sizes[0])
+        return float(values[0] + slope * (at - sizes[0]))
+    return float(values[left] + slope * (at - sizes[left]))
