@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from trainplan.errors import InputError
 
@@ -32,7 +33,7 @@ _FLOPS = {"": 1.0, "FLOP/s": 1.0, "GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
 
-def _parse(text: str | float, table: dict[str, float], what: str, example: str) -> float:
+def _parse(text: str | float, table: Mapping[str, float], what: str, example: str) -> float:
     if isinstance(text, int | float) and not isinstance(text, bool):
         value, unit = float(text), ""
     else:
