@@ -34,7 +34,7 @@ class Batch:
 class Loss:
     """A mean, and what it is the mean over.
 
-    `function(output, targets)` is the mean loss of the samples that it is given. `count(targets)` is the number that
+    `function(output, targets)` is the mean loss of the samples that it is given. `count(batch)` is the number that
     this mean divides by: samples, or tokens that count (labels that are not ignored). Parts of a batch are weighted
     by their count, so that any split of a batch gives the gradient of the whole.
     """
@@ -60,3 +60,6 @@ class Workload:
     dataset: str = ""  # key of a data set in workload.datasets, where there is one
     clip_norm: float = 0.0  # 0: gradients are not clipped
     schedule: Callable[[torch.optim.Optimizer], Any] | None = None  # learning-rate scheduler factory
+    # One sample read from a data set (an image and its label, or tokens and those that follow), with a generator for
+    # what is random about it, as a batch of one; None: the input is the only argument, the label the target.
+    feed: Callable[[Any, Any, torch.Generator], Batch] | None = None

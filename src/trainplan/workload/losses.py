@@ -1,0 +1,82 @@
+"""Common losses: a mean, and what it is the mean over.
+
+The loss of a part of a batch is weighted by its `count`, so a loss over tokens that count may be split anywhere:
+
+>>> import torch
+>>> from trainplan.workload.batch import split
+>>> from trainplan.workload.workload import Batch
+>>> loss = token_cross_entropy()
+>>> batch = Batch(2, args=(torch.randn(2, 3, 5),), targets=torch.tensor([[1, 2, 3], [4, -100, -100]]))
+>>> whole = loss.function(batch.args[0], batch.targets)
+>>> parts = [(loss.function(p.args[0], p.targets), loss.count(p)) for p in split(batch, [1, 1])]
+>>> [count for _, count in parts], torch.allclose(whole, sum(mean * count for mean, count in parts) / 4)
+([3, 1], True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from trainplan.errors import InputError, nearest
+from trainplan.workload.call import call
+from trainplan.workload.workload import Batch, Loss
+
+IGNORE = -100  # the label that does not count, as in torch and transformers
+
+
+def cross_entropy(label_smoothing: float = 0.0) -> Loss:
+    """Classification: logits (samples, classes) against labels (samples), mean over samples."""
+    return Loss(call(F.cross_entropy, label_smoothing=label_smoothing), count_samples)
+
+
+def token_cross_entropy(ignore_index: int = IGNORE) -> Loss:
+    """Language: logits (samples, length, vocabulary) against labels (samples, length), mean over labels that count."""
+    options = {"ignore_index": ignore_index}
+    return Loss(call(_token_cross_entropy, **options), call(count_tokens, **options), mean_over="tokens")
+
+
+def mse() -> Loss:
+    """Regression: squared error, mean over samples (and over the values of each)."""
+    return Loss(F.mse_loss, count_samples)
+
+
+LOSSES: dict[str, Callable[[], Loss]] = {
+    "cross_entropy": cross_entropy,
+    "token_cross_entropy": token_cross_entropy,
+    "mse": mse,
+}
+
+
+def as_loss(value: Any, where: str) -> Loss:
+    """A `Loss` from a `Loss`, one of the words above, or any function (output, targets) → mean over samples."""
+    if isinstance(value, Loss):
+        return value
+    if isinstance(value, str):
+        if value not in LOSSES:
+            raise InputError(f"loss {value!r} of {where}", "it is not one we know", nearest(value, LOSSES))
+        return LOSSES[value]()
+    if callable(value):
+        return Loss(value, count_samples)
+    raise InputError(
+        f"loss of {where}",
+        f"a Loss, a function or a word was expected, found {type(value).__name__}",
+        f"one of {', '.join(LOSSES)}, or a function of (output, targets)",
+    )
+
+
+def count_samples(batch: Batch) -> int:
+    return batch.samples
+
+
+def count_tokens(batch: Batch, ignore_index: int = IGNORE) -> int:
+    return int((batch.targets != ignore_index).sum())
+
+
+def _token_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=ignore_index, reduction="sum")
+    # Not reduction="mean": a part in which no token counts would be 0/0, and weighted by 0 still be nan.
+    return total / (labels != ignore_index).sum().clamp(min=1)
