@@ -1,0 +1,122 @@
+"""Request and plan: which choices were made. Values without behaviour.
+
+A `Request` may leave things open; `solve.resolve` turns it into a `Plan`, in which nothing is: explicit cuts, an
+explicit placement of every stage on ranks, an explicit bucket size. Only plans are lowered, run, saved and compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+# The words that each field may hold today. Later systems add words here; nothing else lists them.
+WORDS: dict[str, tuple[str, ...]] = {
+    "exchange": ("all-reduce",),
+    "schedule": ("naive", "gpipe", "1f1b"),
+    "updates": ("sync",),
+    "recompute": ("none", "full"),
+    "precision": ("fp32",),
+    "overlap": ("on", "off"),
+}
+
+Placement = tuple[tuple[tuple[int, ...], ...], ...]  # pipeline → stage → ranks (more than one: tensor parallelism)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked; None where it was left open."""
+
+    dp: int | None = None  # replicas of the model (or of the pipeline)
+    pp: int | None = None  # stages
+    micro: int | None = None  # micro-batches that one replica runs a step
+    schedule: str | None = None  # order of work of a pipeline
+    stages: tuple[int, ...] | None = None  # explicit cuts: the first block of every stage but the first
+    recompute: str | None = None
+    exchange: str | None = None  # how gradients are summed over replicas
+    bucket: int | None = None  # bytes of gradients that travel together
+    updates: str | None = None  # which weights a step reads
+    precision: str | None = None
+    overlap: str | None = None  # off: nothing is computed while anything is sent
+    memory: int | None = None  # bytes that a rank may use; open: what the device has
+    key: str = ""  # the named system that this began as
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every choice, made."""
+
+    dp: int
+    pp: int
+    micro: int
+    schedule: str
+    stages: tuple[int, ...]
+    recompute: str
+    exchange: str
+    bucket: int
+    updates: str
+    precision: str
+    overlap: str
+    blocks: int  # how many blocks the model has, so that the cuts mean something
+    placement: Placement
+    key: str = ""
+
+    @property
+    def world(self) -> int:
+        """Ranks that the plan occupies."""
+        return len({rank for pipeline in self.placement for stage in pipeline for rank in stage})
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """For every stage the blocks first ≤ b < last.
+
+        >>> plan(dp=1, pp=3, micro=4, schedule="1f1b", stages=(2, 5), blocks=8).bounds
+        ((0, 2), (2, 5), (5, 8))
+        """
+        edges = (0, *self.stages, self.blocks)
+        return tuple(itertools.pairwise(edges))
+
+    def rank(self, replica: int, stage: int) -> int:
+        """The rank that runs a stage of a replica."""
+        return self.placement[replica][stage][0]
+
+    def replicas_of(self, stage: int) -> tuple[int, ...]:
+        """The ranks that hold a copy of a stage, one for each replica."""
+        return tuple(pipeline[stage][0] for pipeline in self.placement)
+
+
+def default_placement(dp: int, pp: int) -> Placement:
+    """Replicas of a stage side by side, so that gradients stay inside a node and activations cross.
+
+    >>> default_placement(dp=2, pp=2)
+    (((0,), (2,)), ((1,), (3,)))
+    """
+    return tuple(tuple((stage * dp + replica,) for stage in range(pp)) for replica in range(dp))
+
+
+def plan(
+    dp: int = 1,
+    pp: int = 1,
+    micro: int = 1,
+    schedule: str = "naive",
+    stages: tuple[int, ...] = (),
+    recompute: str = "none",
+    exchange: str = "all-reduce",
+    bucket: int = 25 * 2**20,
+    updates: str = "sync",
+    precision: str = "fp32",
+    overlap: str = "on",
+    blocks: int = 1,
+    placement: Placement | None = None,
+    key: str = "",
+) -> Plan:
+    """A plan with the usual choices where none is given."""
+    return Plan(
+        dp, pp, micro, schedule, tuple(stages), recompute, exchange, bucket, updates, precision, overlap, blocks,
+        placement or default_placement(dp, pp), key,
+    )  # fmt: skip
+
+
+def open_fields(request: Request) -> tuple[str, ...]:
+    """The choices that a request leaves open."""
+    return tuple(f.name for f in fields(request) if getattr(request, f.name) is None and f.name != "memory")

@@ -1,0 +1,108 @@
+"""Seconds of every operation: one rule a kind, worked out once a cost class.
+
+A rule gives (run, issue): seconds on the operation's resource, and seconds of the host that issues it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainplan.cluster.cluster import Cluster
+from trainplan.predict import collectives
+from trainplan.profile.profile import Profile
+from trainplan.program.ops import Kind
+from trainplan.program.program import CostClass, Program
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a program runs, for the rules."""
+
+    profile: Profile
+    cluster: Cluster
+    busy: int  # ranks of a node that compute at the same time
+
+    @property
+    def contention(self) -> float:
+        """How much longer compute takes because the other devices of the node compute too."""
+        table = self.cluster.contention
+        return table[min(self.busy, len(table)) - 1] if table else 1.0
+
+
+Rule = Callable[[CostClass, Setting], tuple[float, float]]
+
+
+def _forward(c: CostClass, s: Setting) -> tuple[float, float]:
+    run = s.profile.total("forward_s", c.first, c.last, c.samples)
+    issue = s.profile.total("forward_issue_s", c.first, c.last, c.samples)
+    return run * s.contention, issue + s.cluster.dispatch_s
+
+
+def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
+    run = s.profile.total("backward_s", c.first, c.last, c.samples)
+    if c.accumulate:
+        run += sum(block.accumulate_s for block in s.profile.blocks[c.first : c.last])
+    issue = s.profile.total("backward_issue_s", c.first, c.last, c.samples)
+    share = c.until - c.since
+    return run * share * s.contention, issue * share + s.cluster.dispatch_s
+
+
+def _backward_input(c: CostClass, s: Setting) -> tuple[float, float]:
+    return s.profile.total("backward_input_s", c.first, c.last, c.samples) * s.contention, s.cluster.dispatch_s
+
+
+def _backward_weight(c: CostClass, s: Setting) -> tuple[float, float]:
+    return s.profile.total("backward_weight_s", c.first, c.last, c.samples) * s.contention, s.cluster.dispatch_s
+
+
+def _send(c: CostClass, s: Setting) -> tuple[float, float]:
+    host = s.cluster.link(c.rank, c.peer).message_s * c.tensors
+    return collectives.message(s.cluster, c.rank, c.peer, c.bytes), host
+
+
+def _receive(c: CostClass, s: Setting) -> tuple[float, float]:
+    """The message has arrived by then; what is left is the host's work to take it."""
+    host = s.cluster.link(c.peer, c.rank).message_s * c.tensors
+    return host, 0.0
+
+
+def _all_reduce(c: CostClass, s: Setting) -> tuple[float, float]:
+    return collectives.all_reduce(s.cluster, c.members, c.bytes), s.cluster.dispatch_s
+
+
+def _step(c: CostClass, s: Setting) -> tuple[float, float]:
+    run = s.profile.update_s(c.first, c.last)
+    issue = sum(block.update_issue_s for block in s.profile.blocks[c.first : c.last])
+    return run * s.contention, issue + s.cluster.dispatch_s
+
+
+RULES: dict[Kind, Rule] = {
+    Kind.F: _forward,
+    Kind.R: _forward,
+    Kind.B: _backward,
+    Kind.I: _backward_input,
+    Kind.W: _backward_weight,
+    Kind.SEND_F: _send,
+    Kind.RECV_F: _receive,
+    Kind.SEND_B: _send,
+    Kind.RECV_B: _receive,
+    Kind.SEND_G: _send,
+    Kind.RECV_G: _receive,
+    Kind.SEND_W: _send,
+    Kind.RECV_W: _receive,
+    Kind.REDUCE_GRAD: _all_reduce,
+    Kind.COUNT: _all_reduce,
+    Kind.LOSS: _all_reduce,
+    Kind.NORM: _all_reduce,
+    Kind.STEP: _step,
+}
+
+
+def costs(program: Program, setting: Setting) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(run, issue) seconds of every operation of a program."""
+    table = np.array([RULES[c.kind](c, setting) for c in program.classes], dtype=np.float64).reshape(-1, 2)
+    return table[program.cost, 0], table[program.cost, 1]

@@ -1,0 +1,173 @@
+"""How long a step of a plan takes, and how much memory each rank needs: lower, check, play, read off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trainplan import files
+from trainplan.cluster.cluster import Cluster
+from trainplan.errors import PlanError
+from trainplan.plan import text as plan_text
+from trainplan.plan.plan import Plan
+from trainplan.predict.accuracy import Accuracy, known_error
+from trainplan.predict.clock import Played, compute_seconds, play
+from trainplan.predict.cost import Setting, costs
+from trainplan.predict.memory import Peak, peaks
+from trainplan.profile.profile import Profile
+from trainplan.program.check import check
+from trainplan.program.lower import lower
+from trainplan.program.ops import SPECS, Kind, Lane
+from trainplan.program.timeline import Timeline
+from trainplan.program.wiring import wire
+
+# Kept free on every device: allocator rounding and fragmentation, which the program does not see.
+MEMORY_MARGIN = 0.06
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What we expect of a plan."""
+
+    plan: Plan
+    fits: bool
+    step_s: float
+    samples_per_s: float
+    epoch_s: float
+    peak_bytes: int  # of the worst rank, with what the device's own libraries take
+    peak: Peak
+    limit_bytes: int  # of that rank, margin taken off
+    bubble: float  # share of device-seconds without compute
+    exposed_comm_s: float  # how much shorter a step would be if communication were free
+    compute_s: float  # of the busiest rank
+    mfu: float | None  # None: the device's peak is not known
+    price_per_epoch: float | None
+    profile: str  # measured or estimated, eager or compiled
+    error: Accuracy
+    seconds_by_kind: dict[str, float]  # a step, summed over ranks
+    device: str
+    batch: int
+    peaks: tuple[Peak, ...] = field(repr=False, default=())
+    played: Played | None = field(repr=False, compare=False, default=None)
+
+    def timeline(self) -> Timeline:
+        """The predicted timeline."""
+        if self.played is None:
+            raise PlanError(
+                "timeline", "this prediction was made without keeping its timeline", "predict(..., keep=True)"
+            )
+        return self.played.timeline()
+
+    def to_json(self) -> dict[str, Any]:
+        data = {
+            name: files.to_json(getattr(self, name))
+            for name in self.__dataclass_fields__
+            if name not in ("plan", "played", "peaks", "peak")
+        }
+        data["plan"] = plan_text.text(self.plan)
+        data["choices"] = plan_text.to_json(self.plan)
+        data["peak_rank"], data["peak_op"] = self.peak.rank, self.peak.op
+        data["breakdown"] = self.peak.breakdown
+        return data
+
+
+def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = None, keep: bool = False) -> Prediction:
+    """What a plan will do on a cluster. `keep`: the timeline stays with the prediction."""
+    batch = batch or profile.batch
+    _devices_match(profile, cluster)
+    if plan.world > cluster.world:
+        why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
+        raise PlanError(f"plan {plan_text.text(plan)!r}", why)
+    fold = plan.dp > 1 and cluster.uniform and not keep
+    program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold)
+    wiring = wire(program)
+    check(program, wiring)
+    setting = Setting(profile, cluster, busy_ranks(plan, cluster))
+    run, issue = costs(program, setting)
+    played = play(program, run, issue, cluster.slowdown, wiring)
+    step_s = step_seconds(played)
+    free = run.copy()
+    lanes = np.array([SPECS[kind].lane for kind in Kind])
+    talk = lanes[program.kind] != Lane.COMPUTE
+    free[talk] = 0.0
+    unhindered = step_seconds(play(program, free, np.where(talk, 0.0, issue), None, wiring))
+    found = peaks(played)
+    place = [cluster.device(_cluster_rank(plan, peak.rank, fold)) for peak in found]
+    limits = [int(device.memory_bytes * (1 - MEMORY_MARGIN)) for device in place]
+    used = [peak.bytes + device.context_bytes for peak, device in zip(found, place, strict=True)]
+    worst = int(np.argmax([u / limit for u, limit in zip(used, limits, strict=True)]))
+    busy = compute_seconds(played) / program.steps
+    steps_per_epoch = -(-profile.samples_per_epoch // batch)
+    epoch_s = steps_per_epoch * step_s + max(0.0, played.makespan - program.steps * step_s)
+    price = cluster.price_per_hour(plan.world) * epoch_s / 3600
+    return Prediction(
+        plan=plan, fits=all(u <= limit for u, limit in zip(used, limits, strict=True)), step_s=step_s,
+        samples_per_s=batch / step_s, epoch_s=epoch_s, peak_bytes=used[worst], peak=found[worst],
+        limit_bytes=limits[worst], bubble=1.0 - float(busy.sum()) / (program.world * step_s),
+        exposed_comm_s=max(0.0, step_s - unhindered), compute_s=float(busy.max()),
+        mfu=_mfu(plan, profile, cluster, batch, step_s), price_per_epoch=price or None,
+        profile=f"{profile.kind}, {'compiled' if profile.compiled else 'eager'}",
+        error=known_error(plan, profile.kind), seconds_by_kind=_by_kind(played), device=profile.device, batch=batch,
+        peaks=tuple(found), played=played if keep else None,
+    )  # fmt: skip
+
+
+def step_seconds(played: Played) -> float:
+    """The slope: how much later the last step of the program ends than the one before it."""
+    program = played.program
+    if program.steps == 1:
+        return played.makespan
+    ends = [float(played.end[program.step == step].max()) for step in range(program.steps)]
+    return ends[-1] - ends[-2]
+
+
+def busy_ranks(plan: Plan, cluster: Cluster) -> int:
+    """Ranks of one node that compute at once: all of a node's, but with the naive order one a replica."""
+    if plan.schedule == "naive":
+        active = {plan.rank(replica, 0) for replica in range(plan.dp)}
+    else:
+        active = {rank for pipeline in plan.placement for stage in pipeline for rank in stage}
+    nodes = [cluster.node_of(rank) for rank in active]
+    return max(nodes.count(node) for node in set(nodes))
+
+
+def _cluster_rank(plan: Plan, rank: int, fold: bool) -> int:
+    return plan.rank(0, rank) if fold else rank
+
+
+def _devices_match(profile: Profile, cluster: Cluster) -> None:
+    names = {device.name for node in cluster.nodes for device in node.devices}
+    if names != {profile.device}:
+        raise PlanError(
+            f"a profile made on {profile.device} for the cluster {cluster.name}",
+            f"its devices are {', '.join(sorted(names))}",
+            f"a profile for {sorted(names)[0]}",
+        )
+
+
+def _mfu(plan: Plan, profile: Profile, cluster: Cluster, batch: int, step_s: float) -> float | None:
+    """Model FLOPs (forward + backward = 3 × forward, recomputation not counted) over what the devices could do."""
+    ranks = range(plan.world)
+    peak = [cluster.device(rank).flops.get(profile.precision, 0.0) for rank in ranks]
+    if not all(peak):
+        return None
+    return 3 * profile.flops * batch / (step_s * sum(peak))
+
+
+def _by_kind(played: Played) -> dict[str, float]:
+    program = played.program
+    spent = (played.end - played.start) * program.replicas / program.steps
+    sizes = np.array([len(group) for group in program.groups] or [1], dtype=np.float64)
+    weight = np.where(program.group >= 0, sizes[np.maximum(program.group, 0)], 1.0)  # once for each member
+    total = np.bincount(program.kind, weights=spent * weight, minlength=len(Kind))
+    return {kind.name: float(total[kind]) for kind in Kind if (program.kind == kind).any()}
+
+
+def rank_predictions(predictions: Mapping[str, Prediction]) -> list[Prediction]:
+    """Those that fit, fastest first; then the others by how far they are over."""
+    fitting = sorted((p for p in predictions.values() if p.fits), key=lambda p: p.step_s)
+    others = sorted((p for p in predictions.values() if not p.fits), key=lambda p: p.peak_bytes / p.limit_bytes)
+    return fitting + others

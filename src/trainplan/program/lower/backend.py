@@ -1,0 +1,30 @@
+"""What a program must know of the thing that will run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainplan.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How ranks talk, and what keeps a host busy."""
+
+    name: str
+    host_computes: bool  # a CPU worker: the host is the device, so it waits for every computation
+    receives_wait: bool  # the host waits for a message (gloo), or only the device does (NCCL)
+
+
+BACKENDS = {
+    "gloo": Backend("gloo", host_computes=True, receives_wait=True),
+    "gloo-staged": Backend("gloo-staged", host_computes=False, receives_wait=True),
+    "nccl": Backend("nccl", host_computes=False, receives_wait=False),
+}
+
+
+def backend(name: str) -> Backend:
+    """The backend of that name."""
+    if name not in BACKENDS:
+        raise InputError(f"backend {name!r}", "there is no such backend", nearest(name, BACKENDS))
+    return BACKENDS[name]

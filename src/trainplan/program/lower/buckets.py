@@ -1,0 +1,85 @@
+"""Gradient buckets: which gradients travel together, and when they are ready.
+
+The rule is that of torch's DDP from its second step on: gradients join a bucket in the order in which they arrive, and
+a bucket is closed once it has *reached* the limit, so it may exceed it by part of its last gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainplan.profile.profile import Parameter, Profile
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are summed in one go."""
+
+    names: tuple[str, ...]
+    bytes: int
+    block: int = 0  # the backward pass of this block completes it
+    ready: float = 1.0  # share of the stage's backward pass that is over then
+
+
+def fill(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Indices of the sizes, bucket by bucket.
+
+    >>> mib = [2, 16, 8, 4, 0.5, 0.5]          # the six layers of docs/design.md, in order of arrival
+    >>> fill([int(s * 2**20) for s in mib], 25 * 2**20), fill([int(s * 2**20) for s in mib], 4 * 2**20)
+    ([[0, 1, 2], [3, 4, 5]], [[0, 1], [2], [3], [4, 5]])
+    """
+    buckets: list[list[int]] = []
+    size = limit  # so that the first gradient opens a bucket
+    for number, bytes_ in enumerate(sizes):
+        if size >= limit:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(number)
+        size += bytes_
+    return buckets
+
+
+def stage_buckets(profile: Profile, first: int, last: int, limit: int, samples: float) -> list[Bucket]:
+    """The buckets of a stage, in the order in which they become ready; tied weights of other stages are not in them."""
+    whole = profile.total("backward_s", first, last, samples)
+
+    def block_of(parameter: Parameter) -> int:
+        # The gradient of a parameter that several blocks use is complete when the earliest of them is through.
+        return min(b for b in parameter.blocks if first <= b < last)
+
+    def ready(parameter: Parameter) -> float:
+        block = block_of(parameter)
+        later = profile.total("backward_s", block + 1, last, samples)
+        own = profile.total("backward_s", block, block + 1, samples)
+        return (later + parameter.ready * own) / whole if whole > 0 else 1.0
+
+    inside = [p for p in profile.parameters_of(first, last) if p.trainable and all(first <= b < last for b in p.blocks)]
+    found = []
+    latest = 0.0
+    for numbers in fill([p.bytes for p in inside], limit):
+        members = [inside[n] for n in numbers]
+        latest = max(latest, *(ready(p) for p in members))
+        names, size = tuple(p.name for p in members), sum(p.bytes for p in members)
+        found.append(Bucket(names, size, min(block_of(p) for p in members), min(latest, 1.0)))
+    return found
+
+
+@dataclass(frozen=True)
+class Tie:
+    """Weights that several stages hold: their gradients are summed over all holders."""
+
+    stages: tuple[int, ...]
+    names: tuple[str, ...]
+    bytes: int
+
+
+def ties(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Tie]:
+    """The groups of stages that share weights."""
+    stage_of = [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last)]
+    found: dict[tuple[int, ...], list[Parameter]] = {}
+    for parameter in profile.parameters:
+        holders = tuple(sorted({stage_of[block] for block in parameter.blocks}))
+        if len(holders) > 1 and parameter.trainable:
+            found.setdefault(holders, []).append(parameter)
+    return [Tie(s, tuple(p.name for p in group), sum(p.bytes for p in group)) for s, group in sorted(found.items())]

@@ -1,0 +1,97 @@
+"""The kinds of operation, one row each.
+
+A new effect is a new row here, a cost rule (`predict/cost.py`), a memory rule (what its lowering makes and frees) and
+a handler (`engine/handlers.py`); a test fails until all of them exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What an operation does. The names are those of torch's schedule files where torch has them."""
+
+    F = 0  # forward of a unit
+    B = 1  # backward of a unit, whole
+    I = 2  # backward, gradient of the input only
+    W = 3  # backward, gradient of the weights only
+    R = 4  # forward once more, for backward
+    SEND_F = 5  # an activation to a later stage
+    RECV_F = 6
+    SEND_B = 7  # its gradient back
+    RECV_B = 8
+    REDUCE_GRAD = 9  # sum of a bucket of gradients over the replicas (or over the holders of tied weights)
+    COUNT = 10  # number that the loss's mean is over, summed over the replicas
+    LOSS = 11  # loss summed over the replicas, for the log
+    NORM = 12  # squared norm of the gradients, summed over the stages
+    STEP = 13  # optimizer step of a stage
+    SEND_G = 14  # gradients to a server
+    RECV_G = 15
+    SEND_W = 16  # weights from a server
+    RECV_W = 17
+
+
+class Lane(IntEnum):
+    """What kind of thing an operation occupies; together with a rank (and a peer or group) it is a resource."""
+
+    COMPUTE = 0
+    LINK = 1  # one direction between two ranks
+    GROUP = 2  # the queue of one process group on one rank
+    COPY_IN = 3  # host to device
+    COPY_OUT = 4  # device to host
+    HOST = 5  # the host's own arithmetic
+    DISK = 6
+
+
+class Value(IntEnum):
+    """What a value in memory is, for the breakdown of a peak."""
+
+    WEIGHTS = 0
+    GRADIENTS = 1
+    OPTIMIZER = 2
+    BUFFERS = 3  # running statistics
+    SAVED = 4  # activations kept for backward
+    BOUNDARY = 5  # activations and gradients that cross stages
+    WORKSPACE = 6  # alive only while one operation runs
+    INPUT = 7  # the batch itself
+    MESSAGE = 8  # in flight: on no rank
+    TOKEN = 9  # no bytes: a fact that another operation waits for
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is always true of a kind."""
+
+    lane: Lane
+    what: str
+    message: bool = False
+    collective: bool = False
+    twin: Kind | None = None  # the kind at the other end of a message
+
+
+SPECS: dict[Kind, Spec] = {
+    Kind.F: Spec(Lane.COMPUTE, "forward"),
+    Kind.B: Spec(Lane.COMPUTE, "backward"),
+    Kind.I: Spec(Lane.COMPUTE, "backward, input"),
+    Kind.W: Spec(Lane.COMPUTE, "backward, weights"),
+    Kind.R: Spec(Lane.COMPUTE, "recompute"),
+    Kind.SEND_F: Spec(Lane.LINK, "send activation", message=True, twin=Kind.RECV_F),
+    Kind.RECV_F: Spec(Lane.LINK, "receive activation", message=True, twin=Kind.SEND_F),
+    Kind.SEND_B: Spec(Lane.LINK, "send gradient", message=True, twin=Kind.RECV_B),
+    Kind.RECV_B: Spec(Lane.LINK, "receive gradient", message=True, twin=Kind.SEND_B),
+    Kind.REDUCE_GRAD: Spec(Lane.GROUP, "reduce gradients", collective=True),
+    Kind.COUNT: Spec(Lane.GROUP, "count", collective=True),
+    Kind.LOSS: Spec(Lane.GROUP, "sum of losses", collective=True),
+    Kind.NORM: Spec(Lane.GROUP, "gradient norm", collective=True),
+    Kind.STEP: Spec(Lane.COMPUTE, "optimizer step"),
+    Kind.SEND_G: Spec(Lane.LINK, "push gradient", message=True, twin=Kind.RECV_G),
+    Kind.RECV_G: Spec(Lane.LINK, "receive pushed gradient", message=True, twin=Kind.SEND_G),
+    Kind.SEND_W: Spec(Lane.LINK, "send weights", message=True, twin=Kind.RECV_W),
+    Kind.RECV_W: Spec(Lane.LINK, "pull weights", message=True, twin=Kind.SEND_W),
+}
+SENDS = tuple(kind for kind in Kind if kind.name.startswith("SEND"))
+RECEIVES = tuple(kind for kind in Kind if kind.name.startswith("RECV"))
+COLLECTIVES = tuple(kind for kind in Kind if SPECS[kind].collective)
+COMPUTES = tuple(kind for kind in Kind if SPECS[kind].lane is Lane.COMPUTE)

@@ -1,0 +1,181 @@
+"""Who waits for whom: the successors of every operation, worked out once a program.
+
+Two things make an operation wait for another: it reads what the other makes, or it holds a resource that the other
+comes before on. The third, that a rank's host has come to it, is kept by the lists themselves. `stuck` plays the
+program without time: what is left over can never run, and says where a program deadlocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from trainplan.program.program import Ints, Program, Ragged
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The graph that the clock and the check walk."""
+
+    successors: Ragged  # operation → operations that wait for it
+    unmet: Ints  # operation → how many operations it waits for, and lists that must come to it
+    member_start: Ints  # operation → ranks in whose lists it stands, as a ragged array
+    member_items: Ints
+    free: np.ndarray[tuple[int], np.dtype[np.bool_]]  # rank → decides by policy, so its list does not hold it back
+
+
+def wire(program: Program) -> Wiring:
+    """The wiring of a program."""
+    n = len(program)
+    policies = np.array(program.policy or (0,) * program.world, dtype=np.int64)
+    free = policies != 0
+    members = members_of(program)
+    start, items, unmet = _successors(
+        n, program.reads.start, program.reads.items, program.value_maker,
+        program.lists.start, program.lists.items, program.holds.start, program.holds.items,
+        program.resource_rank, free, members.start, members.items,
+    )  # fmt: skip
+    return Wiring(Ragged(start, items), unmet, members.start, members.items, free)
+
+
+def members_of(program: Program) -> Ragged:
+    """Operation → ranks that take part."""
+    if not program.groups:
+        return Ragged(np.arange(len(program) + 1, dtype=np.int64), program.rank)
+    groups = Ragged.of(program.groups)
+    start, items = _members(program.rank, program.group, groups.start, groups.items)
+    return Ragged(start, items)
+
+
+@njit(cache=True)
+def _members(rank: Ints, group: Ints, group_start: Ints, group_items: Ints) -> tuple[Ints, Ints]:
+    n = len(rank)
+    start = np.zeros(n + 1, np.int64)
+    for op in range(n):
+        g = group[op]
+        start[op + 1] = start[op] + (group_start[g + 1] - group_start[g] if g >= 0 else 1)
+    items = np.empty(start[n], np.int64)
+    for op in range(n):
+        g = group[op]
+        if g < 0:
+            items[start[op]] = rank[op]
+        else:
+            for k in range(group_start[g + 1] - group_start[g]):
+                items[start[op] + k] = group_items[group_start[g] + k]
+    return start, items
+
+
+@njit(cache=True)
+def _successors(
+    n: int, read_start: Ints, read_items: Ints, maker: Ints, list_start: Ints, list_items: Ints, hold_start: Ints,
+    hold_items: Ints, resource_rank: Ints, free: np.ndarray, member_start: Ints, member_items: Ints,
+) -> tuple[Ints, Ints, Ints]:  # fmt: skip
+    # Counted first, filled second: a counting sort of the edges by their tail.
+    unmet = np.zeros(n, np.int64)
+    start = np.zeros(n + 2, np.int64)
+    world = len(list_start) - 1
+    for op in range(n):
+        for k in range(read_start[op], read_start[op + 1]):
+            tail = maker[read_items[k]]
+            if tail >= 0 and tail != op:
+                start[tail + 2] += 1
+                unmet[op] += 1
+        for k in range(member_start[op], member_start[op + 1]):
+            if not free[member_items[k]]:
+                unmet[op] += 1
+    for fill in range(2):
+        if fill == 1:
+            for op in range(n):
+                start[op + 2] += start[op + 1]
+            items = np.empty(start[n + 1], np.int64)
+            for op in range(n):
+                for k in range(read_start[op], read_start[op + 1]):
+                    tail = maker[read_items[k]]
+                    if tail >= 0 and tail != op:
+                        items[start[tail + 1]] = op
+                        start[tail + 1] += 1
+        last = np.full(len(resource_rank), -1, np.int64)
+        for rank in range(world):
+            if free[rank]:
+                continue  # a policy decides on the resources of this rank, not the list
+            for e in range(list_start[rank], list_start[rank + 1]):
+                op = list_items[e]
+                for k in range(hold_start[op], hold_start[op + 1]):
+                    resource = hold_items[k]
+                    if resource_rank[resource] != rank:
+                        continue
+                    before = last[resource]
+                    last[resource] = op
+                    if before < 0:
+                        continue
+                    if fill == 0:
+                        start[before + 2] += 1
+                        unmet[op] += 1
+                    else:
+                        items[start[before + 1]] = op
+                        start[before + 1] += 1
+    return start[: n + 1], items, unmet
+
+
+def stuck(program: Program, wiring: Wiring) -> Ints:
+    """The operations that can never run; empty for a program that ends."""
+    done = _run_without_time(
+        program.lists.start, program.lists.items, program.waits, wiring.successors.start, wiring.successors.items,
+        wiring.unmet, wiring.member_start, wiring.member_items, wiring.free,
+    )  # fmt: skip
+    return np.flatnonzero(~done)
+
+
+@njit(cache=True)
+def _run_without_time(
+    list_start: Ints, list_items: Ints, waits: np.ndarray, succ_start: Ints, succ_items: Ints, unmet0: Ints,
+    member_start: Ints, member_items: Ints, free: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    n = len(unmet0)
+    unmet = unmet0.copy()
+    done = np.zeros(n, np.bool_)
+    stack = np.empty(n, np.int64)
+    top = 0
+    cursor = list_start[:-1].copy()
+    for op in range(n):
+        if unmet[op] == 0:
+            stack[top] = op
+            top += 1
+    for rank in range(len(cursor)):
+        top = _issue(rank, cursor, list_start, list_items, waits, unmet, stack, top, free)
+    while top > 0:
+        top -= 1
+        op = stack[top]
+        done[op] = True
+        for k in range(succ_start[op], succ_start[op + 1]):
+            after = succ_items[k]
+            unmet[after] -= 1
+            if unmet[after] == 0:
+                stack[top] = after
+                top += 1
+        if waits[op]:
+            for k in range(member_start[op], member_start[op + 1]):
+                top = _issue(member_items[k], cursor, list_start, list_items, waits, unmet, stack, top, free)
+    return done
+
+
+@njit(cache=True)
+def _issue(
+    rank: int, cursor: Ints, list_start: Ints, list_items: Ints, waits: np.ndarray, unmet: Ints, stack: Ints, top: int,
+    free: np.ndarray,
+) -> int:  # fmt: skip
+    """Let a rank's host go on, up to and with the next operation that it waits for."""
+    if free[rank]:
+        return top
+    while cursor[rank] < list_start[rank + 1]:
+        op = list_items[cursor[rank]]
+        cursor[rank] += 1
+        unmet[op] -= 1
+        if unmet[op] == 0:
+            stack[top] = op
+            top += 1
+        if waits[op]:
+            break
+    return top
