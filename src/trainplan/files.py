@@ -66,8 +66,14 @@ def _convert(kind: Any, data: Any, where: str) -> Any:
         if not isinstance(data, dict):
             raise InputError(where, f"a mapping was expected, found {data!r:.60}")
         return {args[0](key): _convert(args[1], item, f"{where}.{key}") for key, item in data.items()}
+    if origin is typing.Literal:
+        if data in args:
+            return data
+        raise InputError(where, f"one of {', '.join(map(str, args))} was expected, found {data!r:.60}")
     if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
         return float(data)
+    if isinstance(data, bool) and kind is int:  # to Python true is a number, to a reader of our files it is not
+        raise InputError(where, f"int was expected, found {data!r}")
     if kind is Any or (isinstance(kind, type) and isinstance(data, kind)):
         return data
     raise InputError(where, f"{getattr(kind, '__name__', kind)} was expected, found {data!r:.60}")
