@@ -153,7 +153,10 @@ def _config(title: str, raw: Mapping[str, Any], changes: Mapping[str, Any]) -> A
     """The configuration object, as the models are to be trained: no cache of keys and values."""
     from transformers import AutoConfig
 
-    plain = AutoConfig.for_model(raw["model_type"])
+    try:
+        plain = AutoConfig.for_model(raw["model_type"])
+    except Exception as error:  # some types have no default configuration, or need another library
+        raise InputError(title, f"transformers refuses its default configuration: {error}", "hf:gpt2") from None
     known = [key for key in {**plain.to_dict(), **plain.attribute_map, "num_labels": 0} if not key.startswith("_")]
     for key in changes:
         if key not in known and key not in raw:
@@ -167,6 +170,10 @@ def _config(title: str, raw: Mapping[str, Any], changes: Mapping[str, Any]) -> A
         config.use_cache = False
     if getattr(config, "num_labels", 0) > 1 and not config.problem_type:
         config.problem_type = "single_label_classification"  # else the first forward pass writes it there
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = (
+            getattr(config, "pad_token_id", None) or 0
+        )  # T5's class leaves it to its configuration files
     return config
 
 
@@ -191,12 +198,25 @@ def _task(title: str, config: Any, wanted: Any) -> str:
     return possible[0]
 
 
+def _text(config: Any) -> Any:
+    """The part of a configuration that is about text, where it has several parts."""
+    try:
+        return config.get_text_config()
+    except ValueError as error:
+        raise InputError(f"hf:{config.model_type}", f"it is not one language model: {error}", "hf:gpt2") from None
+
+
 def _positions(config: Any) -> int:
-    return int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0)
+    """Positions that the model has; 0 where there is no limit."""
+    limit = getattr(_text(config), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 1 else 0
 
 
 def _vocabulary(config: Any) -> int:
-    return int(config.get_text_config().vocab_size)
+    size = getattr(_text(config), "vocab_size", None)
+    if not isinstance(size, int):
+        raise InputError(f"hf:{config.model_type}", "its configuration has no vocab_size", f"vocab_size={32_000}")
+    return size
 
 
 def _shape(config: Any, task: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,8 +241,10 @@ def build(config: Mapping[str, Any], task: str) -> nn.Module:
     maker = getattr(transformers, TASKS[task].automatic)
     with _offline():
         made = _config(title, config, {})
-        kind = maker._model_mapping[type(made)]
-        supported = getattr(kind[0] if isinstance(kind, tuple) else kind, "_supports_sdpa", False)
+        found = maker._model_mapping[type(made)]
+        kind = found[0] if isinstance(found, tuple) else found
+        made.architectures = made.architectures or [kind.__name__]  # where there are several, it must be said which
+        supported = getattr(kind, "_supports_sdpa", False)
         try:
             # A configuration on disk may ask for bfloat16; the precision of a run is a choice of the plan.
             model: nn.Module = maker.from_config(

@@ -61,7 +61,7 @@ def _named(text: str, overrides: dict[str, Any]) -> Workload:
     if colon or text.endswith(".py"):
         from trainplan.workload.user import load_file
 
-        name, given = options.split(function)
+        name, given = options.split(function if colon else "")
         return load_file(f"{path}.py" if colon else text, name, given | overrides)
     head, _, rest = text.partition(":") if ":" in text else text.partition(",")
     rest, given = options.split(rest)

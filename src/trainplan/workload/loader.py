@@ -156,11 +156,14 @@ class Order:
 
 
 class Loader:
-    """Iterates over batches; `position` is that of the next one, however far the workers have read ahead."""
+    """Iterates over batches; `position` is that of the next one, however far the workers have read ahead.
+
+    Its worker processes end at the end of a `with` statement, on `close()`, after an error, and with the process.
+    """
 
     def __init__(self, order: Order, data: Source, workers: int, prefetch: int, pin: bool) -> None:
         self.order, self.position = order, order.first
-        self._fetched = iter(
+        self._fetched: Iterator[_Fetched] = iter(
             DataLoader(
                 _Fetch(data, order.seed),
                 batch_sampler=order,
@@ -176,21 +179,30 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        fetched = next(self._fetched)
-        if isinstance(fetched.outcome, TrainplanError):
-            raise fetched.outcome
+        outcome: Batch | TrainplanError = next(self._fetched).outcome
+        if isinstance(outcome, TrainplanError):
+            self.close()
+            try:
+                raise outcome
+            finally:
+                # Else error, traceback, this frame and the error again are a cycle that keeps the loader alive.
+                del outcome
         self.position = self.order.after(self.position)
-        return fetched.outcome
+        return outcome
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     @property
     def steps_per_epoch(self) -> int:
         return self.order.steps
 
     def close(self) -> None:
-        """End the worker processes; they also end with the loader or its process."""
-        shutdown = getattr(self._fetched, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
+        """End the worker processes."""
+        self._fetched = iter(())  # torch's iterator ends its workers when nothing refers to it
 
 
 @dataclass
