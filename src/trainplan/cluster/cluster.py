@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
+from trainplan import files
 from trainplan.errors import PlanError
 
 
@@ -60,11 +62,17 @@ class Node:
     cores: int = 0
     disk_rate: float = 0.0
     price_per_hour: float = 0.0  # of the whole node; 0: sum of its devices
+    sources: dict[str, str] = field(default_factory=dict)  # where its own numbers are from
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Measured seconds of a collective (or of a message, `op="p2p"`) by bytes, for one number of ranks."""
+    """Measured seconds of a collective (or of a message, `op="p2p"`) by bytes, for one number of ranks.
+
+    Bytes are those of the whole tensor: the one that is reduced or broadcast, the one that all_gather ends with and
+    the one that reduce_scatter starts with. Seconds run from the moment when the last rank arrives to the moment when
+    the last one leaves.
+    """
 
     op: str  # all_reduce, all_gather, reduce_scatter, broadcast, p2p …
     ranks: int
@@ -74,7 +82,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """How many times longer compute takes while this goes on on the same rank; 1: it does not notice."""
+    """How many times longer compute takes while this goes on on the same rank; 1: it does not notice.
+
+    If communication that alone takes M seconds goes on beside compute that alone takes C > M, then the compute is
+    over after C + M - M / slowdown seconds: while the communication goes on, compute advances at 1 / slowdown.
+    """
 
     send: float = 1.0
     receive: float = 1.0
@@ -136,10 +148,22 @@ class Cluster:
     def price_per_hour(self, ranks: int | None = None) -> float:
         """Price of the nodes that the first so many ranks sit on (a node is rented whole); 0: not known."""
         used = {node for node, _ in self.ranks[: self.world if ranks is None else ranks]}
-        prices = [node.price_per_hour or sum(d.price_per_hour for d in node.devices) for node in self.nodes]
-        return sum(prices[node] for node in used) if all(prices[node] > 0 for node in used) else 0.0
+        prices = [_price(self.nodes[node]) for node in used]
+        return sum(prices) if all(prices) else 0.0
+
+    def save(self, path: str | Path) -> None:
+        files.write(path, "cluster", files.to_json(self))
+
+    @staticmethod
+    def load(path: str | Path) -> Cluster:
+        return files.from_json(Cluster, files.read(path, "cluster"))
 
     def _place(self, rank: int) -> tuple[int, int]:
         if not 0 <= rank < len(self.ranks):
             raise PlanError(f"rank {rank}", f"the cluster {self.name} has {len(self.ranks)} devices")
         return self.ranks[rank]
+
+
+def _price(node: Node) -> float:
+    devices = [device.price_per_hour for device in node.devices]
+    return node.price_per_hour or (sum(devices) if all(devices) else 0.0)

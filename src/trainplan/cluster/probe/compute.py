@@ -1,0 +1,97 @@
+"""Compute: matrix products, memory copies, copies to the host, and how busy neighbours slow a worker down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import psutil
+import torch
+from torch import nn
+
+from trainplan.cluster.probe.team import Record, Round, Team, levels
+from trainplan.units import MIB
+
+
+class Kernel:
+    """A piece of a ResNet, forward and backward: what workers really do, in miniature."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(0)
+        width, samples, side = (64, 2, 28) if device.type == "cpu" else (256, 32, 28)
+        layers: list[nn.Module] = []
+        for _ in range(2):
+            layers += [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        self.layers = nn.Sequential(*layers).to(device)
+        self.inputs = torch.randn(samples, width, side, side, device=device, requires_grad=True)
+
+    def __call__(self) -> None:
+        self.layers(self.inputs).sum().backward()
+
+
+def prepare(team: Team, quick: bool) -> Round:
+    """A round of this phase: each product and copy on rank 0 alone, then the kernel on 1, 2, … workers at once."""
+    cuda = team.device.type == "cuda"
+    before = psutil.Process().memory_info().rss  # libraries are loaded, tensors are not there yet
+    factors = _factors(team) if team.rank == 0 else {}
+    copied = (256 if cuda else 64) * MIB  # more than caches hold
+    source = torch.zeros(copied // 4, device=team.device)
+    target = torch.empty_like(source)
+    kernel = Kernel(team.device)
+    repeats = 2 if quick else 3
+
+    def one_round(record: Record) -> None:
+        for name, factor in factors.items():
+            torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+            record(f"product.{name}", 2 * len(factor) ** 3 / seconds(team, partial(torch.matmul, factor, factor)))
+        torch.backends.cuda.matmul.allow_tf32 = False
+        if team.rank == 0:
+            record("copy", 2 * copied / seconds(team, partial(target.copy_, source)))  # read once, written once
+            if cuda:
+                _host_copies(team, target, record)
+        for busy in levels(team.count):
+            team.barrier()
+            if team.rank < busy:
+                record(f"busy.{busy}", seconds(team, kernel, repeats))
+        team.barrier()
+        record("memory", _memory(team, before))
+
+    return one_round
+
+
+def seconds(team: Team, work: Callable[[], object], repeats: int = 1) -> float:
+    """Seconds of one call, the device's part included."""
+    started = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    team.sync()
+    return (time.perf_counter() - started) / repeats
+
+
+def _factors(team: Team) -> dict[str, torch.Tensor]:
+    """A square matrix for each precision that is worth measuring."""
+    if team.device.type == "cuda":
+        kinds = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+        sides = dict.fromkeys(kinds, 4096)
+    else:
+        kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
+        sides = {"fp32": 768, "bf16": 384}  # without units for it bf16 is several times slower
+    return {name: torch.randn(sides[name], sides[name], device=team.device).to(kind) for name, kind in kinds.items()}
+
+
+def _host_copies(team: Team, on_device: torch.Tensor, record: Record) -> None:
+    """Bytes per second between device and host memory, pinned and not, both ways."""
+    for kind in ("pinned", "pageable"):
+        host = torch.empty(on_device.shape, pin_memory=kind == "pinned")
+        size = host.numel() * host.element_size()
+        record(f"host.{kind}", size / seconds(team, partial(on_device.copy_, host, non_blocking=True)))
+        record(f"host.{kind}", size / seconds(team, partial(host.copy_, on_device, non_blocking=True)))
+
+
+def _memory(team: Team, before: int) -> dict[str, int]:
+    """What driver and libraries take beside tensors (on a GPU: those of all its workers), and what there is."""
+    if team.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(team.device)
+        return {"taken": total - free, "tensors": torch.cuda.memory_reserved(team.device), "total": total}
+    return {"taken": before, "tensors": 0, "total": psutil.virtual_memory().total}

@@ -1,0 +1,137 @@
+"""From the samples of all workers to the values of a cluster. Plain numbers in, plain numbers out; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from trainplan.cluster.cluster import Curve, Slowdown
+
+Samples = dict[str, list[Any]]  # of one worker: by quantity, in the order of measurement
+
+SMALL = 4096  # bytes; up to here the size of a message does not matter
+MOST_SLOWDOWN = 20.0  # beyond it compute stands still while communication goes on, and noise decides the rest
+APART = 1.5  # a pair has a link of its own when its largest message is so many times faster or slower
+
+
+def line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Latency and rate of `seconds = latency + size / rate`.
+
+    Latency is the least of the small messages' times: they differ by nothing but noise, which only ever adds. The
+    rate minimises the sum of squared relative errors, so that every size counts alike.
+
+    >>> latency, rate = line([1, 1000, 10**6], [2e-4, 1e-4 + 1e-6, 1e-4 + 1e-3])
+    >>> round(latency * 1e6), round(rate / 1e6)
+    (101, 1001)
+    """
+    latency = min(time for size, time in zip(sizes, seconds, strict=True) if size <= max(SMALL, sizes[0]))
+    size = np.asarray(sizes[1:], dtype=float)
+    time = np.asarray(seconds[1:], dtype=float)
+    slope = float(np.sum(size * (time - latency) / time**2) / np.sum(size**2 / time**2))
+    return latency, 1 / slope if slope > 0 else float(size[-1] / time[-1])
+
+
+def slowdown(samples: Sequence[dict[str, float]]) -> float:
+    """How many times longer compute takes while communication goes on (`cluster.Slowdown`).
+
+    Alone, compute takes C and communication M. Together, compute takes T > C, and communication goes on for another
+    W after it; issuing it took I, before the clock of T ran. So of M, M − I − W went on beside compute and cost it
+    T − C: compute advanced by M − I − W − (T − C) meanwhile.
+
+    >>> perfect = {"alone": 1.0, "communication": 0.5, "issue": 0.0, "together": 1.0, "after": 0.0}
+    >>> slowdown([perfect]), slowdown([perfect | {"together": 1.25}]), slowdown([perfect | {"together": 1.5}])
+    (1.0, 2.0, 20.0)
+    >>> slowdown([perfect | {"communication": 2.0, "together": 1.5, "after": 1.0}])
+    2.0
+    """
+    lost = []
+    for sample in samples:
+        beside = sample["communication"] - sample["issue"] - sample["after"]
+        if beside > 0.1 * sample["communication"]:
+            lost.append((sample["together"] - sample["alone"]) / beside)
+    if not lost:
+        return 1.0
+    advanced = 1 - max(median(lost), 0.0)
+    return min(1 / advanced, MOST_SLOWDOWN) if advanced > 0 else MOST_SLOWDOWN
+
+
+def slowdowns(workers: Sequence[Samples]) -> Slowdown:
+    """The slow-downs of every kind that was measured."""
+    found = {}
+    for kind in ("send", "receive", "collective", "copy"):
+        samples = [sample for worker in workers for sample in worker.get(f"overlap.{kind}", [])]
+        if samples:
+            found[kind] = slowdown(samples)
+    return Slowdown(**found)
+
+
+def contention(workers: Sequence[Samples], count: int) -> tuple[float, ...]:
+    """How much slower a worker computes when 1, 2, … of them do; between measured numbers by a straight line.
+
+    Rank 0 is busy in all of them: its ratio within a round is free of drift. It never falls: more neighbours do not
+    help.
+
+    >>> contention([{"busy.1": [1.0, 2.0], "busy.2": [1.1, 2.2], "busy.4": [1.0, 2.0]}], 4)
+    (1.0, 1.1, 1.1, 1.1)
+    """
+    first = workers[0]
+    alone = first["busy.1"]
+    measured = sorted(int(name.removeprefix("busy.")) for name in first if name.startswith("busy."))
+    ratios = []
+    for busy in measured:
+        ratio = median(time / base for time, base in zip(first[f"busy.{busy}"], alone, strict=True))
+        ratios.append(max(ratio, 1.0))
+    rising = np.maximum.accumulate(ratios)
+    return tuple(round(float(value), 4) for value in np.interp(range(1, count + 1), measured, rising))
+
+
+def collectives(workers: Sequence[Samples]) -> tuple[Curve, ...]:
+    """A curve for each collective and number of workers: medians, from the last arrival to the last departure."""
+    points: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for name in workers[0]:
+        op, _, rest = name.partition(".")
+        if op not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+            continue
+        ranks, size = map(int, rest.split("."))
+        members = [worker[name] for worker in workers[:ranks]]
+        times = [
+            max(end for _, end in moment) - max(start for start, _ in moment) for moment in zip(*members, strict=True)
+        ]
+        points.setdefault((op, ranks), []).append((size, median(times)))
+    return tuple(_curve(op, ranks, sized) for (op, ranks), sized in points.items())
+
+
+def messages(workers: Sequence[Samples]) -> dict[tuple[int, int], Curve]:
+    """A curve of one-way seconds for each pair of workers."""
+    points: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for worker in workers:
+        for name, times in worker.items():
+            if name.startswith("p2p."):
+                a, b, size = map(int, name.removeprefix("p2p.").split("."))
+                points.setdefault((a, b), []).append((size, median(times)))
+    return {pair: _curve("p2p", 2, sized) for pair, sized in sorted(points.items())}
+
+
+def together(curves: Sequence[Curve]) -> Curve:
+    """The median of several curves over the same sizes."""
+    seconds = [median(curve.seconds[i] for curve in curves) for i in range(len(curves[0].bytes))]
+    return Curve(curves[0].op, curves[0].ranks, curves[0].bytes, tuple(seconds))
+
+
+def apart(curves: dict[tuple[int, int], Curve]) -> list[tuple[int, int]]:
+    """Pairs whose link is clearly another one than most pairs have.
+
+    >>> flat, fast = Curve("p2p", 2, (1, 10**6), (1e-4, 1e-2)), Curve("p2p", 2, (1, 10**6), (1e-4, 1e-3))
+    >>> apart({(0, 1): fast, (0, 2): flat, (1, 2): flat})
+    [(0, 1)]
+    """
+    usual = median(curve.seconds[-1] for curve in curves.values())
+    return [pair for pair, curve in curves.items() if not 1 / APART < curve.seconds[-1] / usual < APART]
+
+
+def _curve(op: str, ranks: int, points: list[tuple[int, float]]) -> Curve:
+    points = sorted(points)
+    return Curve(op, ranks, tuple(size for size, _ in points), tuple(time for _, time in points))

@@ -1,0 +1,239 @@
+"""This machine as a cluster, measured with real processes, and remembered.
+
+Imports no torch: the workers do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from trainplan.cluster import catalogue
+from trainplan.cluster.cluster import Cluster, Device, Link, Node, Pair
+from trainplan.cluster.probe import fit, machine
+from trainplan.cluster.probe.launch import run_workers
+from trainplan.errors import InputError, TrainplanError
+from trainplan.units import gib, percent
+
+FULL_S, QUICK_S = 14.0, 4.5  # of measuring; starting the workers comes on top
+FULL_ROUNDS, QUICK_ROUNDS = 4, 3  # at the least
+MOST_WORKERS = 256
+DISTURBED = 0.1  # share of the machine that others may use before a probe says so
+
+Progress = Callable[[str, float], None]
+
+
+def probe(
+    workers: int | None = None,
+    device: Literal["cpu", "cuda"] | str = "cpu",
+    backend: str | None = None,
+    *,
+    threads: int = 1,
+    quick: bool = False,
+    refresh: bool = False,
+    cache: bool = True,
+    progress: Progress | None = None,
+    timeout_s: float | None = None,
+) -> Cluster:
+    """Measure this machine with so many workers: by default one for each core, or for each GPU.
+
+    `backend` is gloo, or nccl where every worker has a GPU of its own. With `quick` fewer sizes and rounds are
+    measured. A machine that was probed before with the same versions is not measured again unless `refresh`; `cache`
+    off neither looks nor remembers. `progress` is told what was done, and what share of it all that is.
+    """
+    count, backend = _checked(workers, device, backend, threads)
+    name = "local" if workers is None else f"{count}xlocal"
+    path = _path(count, device, backend, threads, quick)
+    if cache and not refresh:
+        known = _remembered([_path(count, device, backend, threads, False), path])
+        if known is not None:
+            return replace(known, name=name)
+    settings = {
+        "device": device,
+        "backend": backend,
+        "threads": threads,
+        "quick": quick,
+        "seconds": QUICK_S if quick else FULL_S,
+        "least_rounds": QUICK_ROUNDS if quick else FULL_ROUNDS,
+        "timeout_s": 60,
+    }
+    if progress:
+        progress(f"starting {_many(count, 'worker')}", 0.0)
+    limit = timeout_s or 90 + 10 * count
+    load = machine.Load()
+    results = run_workers(
+        "trainplan.cluster.probe.worker", count, settings, timeout_s=limit, threads=threads, progress=progress
+    )
+    found = _cluster(name, results, settings, load.of_others())
+    if cache:
+        found.save(path)
+    return found
+
+
+def _checked(workers: int | None, device: str, backend: str | None, threads: int) -> tuple[int, str]:
+    """The number of workers and the backend, or why they cannot be."""
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"device {device}", "a machine is probed as cpu or cuda", "cpu")
+    count = workers if workers is not None else (machine.cores() if device == "cpu" else machine.accelerators() or 1)
+    if not 1 <= count <= MOST_WORKERS:
+        raise InputError(f"{count} workers", f"from 1 to {MOST_WORKERS} can be started on one machine", "2")
+    if threads < 1:
+        raise InputError(f"{threads} threads", "a worker computes with at least one", "1")
+    own_gpu = device == "cuda" and 1 < count <= machine.accelerators()
+    backend = backend or ("nccl" if own_gpu else "gloo")
+    if backend not in ("gloo", "nccl"):
+        raise InputError(f"backend {backend}", "a probe communicates by gloo or nccl", "gloo")
+    if backend == "nccl" and not own_gpu:
+        why = f"nccl needs a GPU for each worker, and {machine.accelerators()} can be used here"
+        raise InputError(f"backend nccl with {count} workers on {device}", why, "gloo")
+    return count, backend
+
+
+# -- the cache -----------------------------------------------------------------------------------------------------
+
+
+def _path(count: int, device: str, backend: str, threads: int, quick: bool) -> Path:
+    """The file that such a probe of this machine with these versions is kept in."""
+    key: dict[str, Any] = machine.identity() | machine.versions()
+    key |= {"workers": count, "device": device, "backend": backend, "threads": threads, "quick": quick}
+    mark = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return machine.cache_folder() / f"cluster-{mark}.json"
+
+
+def _remembered(paths: list[Path]) -> Cluster | None:
+    """The first of these files that can be read; one that cannot is as good as none, and will be written anew."""
+    for path in paths:
+        if path.is_file():
+            try:
+                return Cluster.load(path)
+            except TrainplanError:
+                continue
+    return None
+
+
+# -- from samples to a cluster -------------------------------------------------------------------------------------
+
+
+def _cluster(name: str, results: list[dict[str, Any]], settings: dict[str, Any], others: float) -> Cluster:
+    workers: list[fit.Samples] = [result["samples"] for result in results]
+    count = len(workers)
+    threads = settings["threads"]
+    staged = settings["device"] == "cuda" and settings["backend"] == "gloo"
+    backend = "gloo-staged" if staged else settings["backend"]
+    rounds = "/".join(str(number) for number in workers[0]["rounds"])
+    source = (
+        f"probed {datetime.now(UTC):%Y-%m-%d %H:%M} UTC on {machine.processor()}, {_many(machine.cores(), 'core')}, "
+        f"{gib(machine.memory_bytes())}; torch {results[0]['torch']}, {settings['backend']}, "
+        f"{_many(count, 'worker')} of {_many(threads, 'thread')}, {rounds} rounds"
+    )
+    device = _device(results, source)
+    inside, pairs, curves = _links(workers, settings["backend"], source)
+    node = Node(
+        name="this machine",
+        devices=(device,) * count,
+        inside=inside,
+        pairs=pairs,
+        host_memory_bytes=machine.memory_bytes(),
+        cores=machine.cores(),
+        sources={"node": source},
+    )
+    notes = [f"{count} × {device.name} on this machine, as measured"]
+    if settings["device"] == "cpu" and count * threads > machine.cores():
+        notes.append(f"{count} workers of {_many(threads, 'thread')} share {_many(machine.cores(), 'core')}")
+    if others > DISTURBED:
+        notes.append(f"other processes used {percent(others)} of this machine meanwhile: probe again when it is quiet")
+    if results[0]["sharers"] > 1:
+        notes.append(f"{results[0]['sharers']} workers share one GPU, and its memory is dealt out evenly")
+    return Cluster(
+        name=name,
+        nodes=(node,),
+        backend=backend,
+        collectives=curves,
+        slowdown=fit.slowdowns(workers),
+        contention=fit.contention(workers, count),
+        source=source,
+        notes=tuple(notes),
+    )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _device(results: list[dict[str, Any]], source: str) -> Device:
+    """A worker's device: measured speeds, and its share of the memory."""
+    first: fit.Samples = results[0]["samples"]
+    products = {name.removeprefix("product."): median(first[name]) for name in first if name.startswith("product.")}
+    order = [precision for precision in catalogue.PRECISIONS if precision in products]
+    last = first["memory"][-1]
+    sharers = results[0]["sharers"]
+    if results[0]["device"]:  # a GPU: what it has, less what its workers' tensors hold, was taken by their contexts
+        total = last["total"]
+        context = max(0, last["taken"] - sharers * last["tensors"]) // sharers
+        name = _gpu_name(results[0]["device"])
+    else:
+        total, context, name = machine.memory_bytes(), last["taken"], "cpu"
+        sharers = len(results)
+    sources = {f"flops.{precision}": "measured: products" for precision in order}
+    sources |= {"memory": f"share of {gib(total)}", "memory_rate": "measured: copy", "context": "measured"}
+    host_rate = median(first["host.pinned"]) if "host.pinned" in first else 0.0
+    if host_rate:
+        pageable = median(first["host.pageable"])
+        sources["host_link"] = f"measured: pinned memory, median of both ways (pageable: {pageable / 1e9:.1f} GB/s)"
+    return Device(
+        name=name,
+        memory_bytes=total // sharers,
+        flops={precision: products[precision] for precision in order},
+        memory_rate=median(first["copy"]),
+        host_rate=host_rate,
+        context_bytes=context,
+        sources=sources,
+    )
+
+
+def _gpu_name(reported: str) -> str:
+    """The catalogue's name of a GPU where it has one, else the driver's.
+
+    >>> _gpu_name("NVIDIA H200"), _gpu_name("NVIDIA A100-SXM4-80GB"), _gpu_name("Other GPU")
+    ('H200', 'A100-80', 'Other GPU')
+    """
+    known = {
+        "NVIDIA H200": "H200",
+        "NVIDIA H100 80GB HBM3": "H100-SXM",
+        "NVIDIA H100 PCIe": "H100-PCIe",
+        "NVIDIA B200": "B200",
+        "NVIDIA A100-SXM4-80GB": "A100-80",
+        "NVIDIA A100-SXM4-40GB": "A100-40",
+        "NVIDIA L4": "L4",
+        "Tesla T4": "T4",
+        "Tesla P40": "P40",
+        "Tesla V100-SXM2-16GB": "V100-16",
+        "Tesla V100-SXM2-32GB": "V100-32",
+        "NVIDIA TITAN RTX": "TitanRTX",
+        "NVIDIA GeForce RTX 3090": "RTX3090",
+        "NVIDIA GeForce RTX 4090": "RTX4090",
+    }
+    return known.get(reported, reported)
+
+
+def _links(workers: list[fit.Samples], backend: str, source: str) -> tuple[Link, tuple[Pair, ...], tuple[Any, ...]]:
+    """The link between two workers, pairs that have another one, and all measured curves."""
+    between = fit.messages(workers)
+    if not between:
+        alone = replace(catalogue.link("loopback"), source="assumed: not measured, there is one worker")
+        return alone, (), ()
+    host = median(sample for worker in workers for sample in worker["message"])
+
+    def link(curve: Any) -> Link:
+        latency, rate = fit.line(curve.bytes, curve.seconds)
+        return Link(f"{backend} on this machine", latency, rate, message_s=host, source=source)
+
+    usual = fit.together(list(between.values()))
+    pairs = tuple(Pair(a, b, link(between[a, b])) for a, b in fit.apart(between))
+    return link(usual), pairs, (usual, *fit.collectives(workers))
