@@ -1,0 +1,31 @@
+"""The probe on a GPU: alone, and shared by two workers that talk through host memory."""
+
+import pytest
+
+from trainplan.cluster.probe import machine
+from trainplan.cluster.probe.probe import probe
+
+pytestmark = pytest.mark.gpu
+
+
+def test_one_gpu():
+    found = probe(1, device="cuda", quick=True, cache=False)
+    device = found.device(0)
+    assert machine.accelerators() >= 1
+    assert {"fp32", "tf32", "bf16", "fp16"} == set(device.flops)
+    assert device.flops["bf16"] > device.flops["fp32"] > 1e12
+    assert device.memory_bytes > 8 * 2**30
+    assert 0 < device.context_bytes < 4 * 2**30
+    assert device.host_rate > 1e9
+    assert "pageable" in device.sources["host_link"]
+
+
+def test_two_workers_share_a_gpu():
+    found = probe(2, device="cuda", backend="gloo", quick=True, cache=False)
+    assert (found.world, found.backend) == (2, "gloo-staged")
+    assert {curve.op for curve in found.collectives} == {
+        "p2p", "all_reduce", "all_gather", "reduce_scatter", "broadcast",
+    }  # fmt: skip
+    assert found.link(0, 1).rate > 1e8
+    assert found.contention[1] >= 1.0
+    assert 1.0 <= found.slowdown.copy <= 20.0
