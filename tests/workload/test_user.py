@@ -140,6 +140,8 @@ def test_a_package(folder):
     by_name = load("widths_package.models:make", batch=4)
     assert (by_name.name, count(by_name)) == ("widths_package.models:make,batch=4", 4)
     by_path = load("widths_package/models.py:make")  # the file of a package is that package's module
+    (folder / "widths_package" / "script.py").write_text("import size\nfrom .models import make")
+    assert count(load("widths_package/script.py:make")) == 4
     assert by_path.build.options["function"].__module__ == "widths_package.models"
 
 

@@ -60,6 +60,7 @@ def write_noise(
                 f"they need about {gib(each * samples)}, and {gib(free)} are free",
                 f"{free * 9 // 10 // each} images or another folder",
             )
+        half_done.chmod(0o755)  # as any new folder; a temporary one is its owner's alone
         _write(half_done / "train", entry, samples, seed, progress)
         files.write(half_done / MARKER, "dataset", content)
         os.replace(half_done, place)

@@ -115,8 +115,12 @@ def _is_changed(parameter: inspect.Parameter | None, value: Any) -> bool:
 def _with_training(workload: Workload, handed: dict[str, Any], ours: dict[str, Any]) -> Workload:
     """Apply the options of the training, and spell the canonical name."""
     title = workload.name
-    plain = {"batch": workload.batch, "samples_per_epoch": workload.samples_per_epoch, "clip_norm": workload.clip_norm}
-    table = [Option(key, value, minimum=0 if key == "clip_norm" else 1) for key, value in plain.items()]
+    fixed = {
+        "batch": workload.batch,
+        "samples_per_epoch": workload.samples_per_epoch,
+        "clip_norm": float(workload.clip_norm),
+    }
+    table = [Option(key, value, minimum=0 if key == "clip_norm" else 1) for key, value in fixed.items()]
     wanted = {key: value for key, value in ours.items() if key in OPTIMIZER_KEYS}
     values = options.read({key: ours[key] for key in ours if key not in wanted}, table, title)
     changes: dict[str, Any] = dict(values)
@@ -151,7 +155,7 @@ def made(function: Callable[..., Any], name: str, handed: Mapping[str, Any]) -> 
 
 def _maker(fields: Mapping[str, Any], name: str) -> nn.Module | Callable[[], Any]:
     """The model, or what makes it."""
-    maker = fields.get("build") or fields.get("model")
+    maker = fields.get("model") if fields.get("build") is None else fields["build"]
     if maker is None:
         raise ModelError(name, "what the function returned has no model", 'the key "model", or "build"')
     if not callable(maker):  # a module is callable too
@@ -234,6 +238,8 @@ def import_file(path: str) -> types.ModuleType:
     package, root = _package(file)
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
+    if str(file.parent) not in sys.path:  # inside a package: last, so that its modules hide no others
+        sys.path.append(str(file.parent))
     try:
         module = _execute(f"{package}.{file.stem}", file)
     except Exception as error:
@@ -267,16 +273,17 @@ def _package(file: Path) -> tuple[str, Path]:
 
 
 def _execute(name: str, file: Path) -> types.ModuleType:
-    parent = name.rpartition(".")[0]
-    importlib.import_module(parent)
+    """Run a file as the module of that name."""
+    importlib.import_module(name.rpartition(".")[0])
     spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise ImportError(f"{file} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Compiled here and not by the loader, whose bytecode cache misses a change within the same second.
+        exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
     except BaseException:
         if before is None:
             del sys.modules[name]
