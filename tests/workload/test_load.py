@@ -177,6 +177,8 @@ def test_a_module_needs_inputs_and_loss():
         load(Tied(), inputs=torch.zeros(1, 3), loss="cross_entrpy")
     with pytest.raises(InputError, match=r"no such field. Try samples_per_epoch"):
         load(Tied(), inputs=torch.zeros(1, 3), loss="mse", sample_per_epoch=3)
+    with pytest.raises(InputError, match="must be at least 1"):
+        load(Tied(), inputs=torch.zeros(1, 3), loss="mse", batch=0)
     with pytest.raises(InputError, match="neither a text nor"):
         load(42)
     with pytest.raises(InputError, match="sets that itself"):

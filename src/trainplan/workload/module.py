@@ -26,7 +26,7 @@ from trainplan.workload.options import Option
 from trainplan.workload.training import OPTIMIZER_KEYS, named_optimizer
 from trainplan.workload.workload import Batch, Workload
 
-EPOCH = 100_000  # samples, where nothing is said: an epoch then only scales what is printed
+BATCH, EPOCH = 32, 100_000  # samples, where nothing is said: an epoch then only scales what is printed
 _EXTRA = ("sample", "tokens_per_sample", "dataset", "schedule", "feed")
 
 
@@ -50,8 +50,8 @@ def assemble(name: str, build: Callable[[], nn.Module], given: dict[str, Any]) -
         if key not in known:
             raise InputError(f"{key!r} of workload {name}", "a workload has no such field", nearest(key, known))
     inputs = as_inputs(given["inputs"], name)
-    batch = options.value(given.get("batch") or 32, Option("batch", 32, minimum=1), name)
-    epoch = options.value(given.get("samples_per_epoch") or EPOCH, Option("samples_per_epoch", EPOCH, minimum=1), name)
+    batch = options.value(given.get("batch", BATCH), Option("batch", BATCH, minimum=1), name)
+    epoch = options.value(given.get("samples_per_epoch", EPOCH), Option("samples_per_epoch", EPOCH, minimum=1), name)
     settings = {key: given[key] for key in OPTIMIZER_KEYS if given.get(key) is not None}
     optimizer = settings.get("optimizer", "adamw")
     if not callable(optimizer):
@@ -67,7 +67,7 @@ def assemble(name: str, build: Callable[[], nn.Module], given: dict[str, Any]) -
         optimizer=optimizer,
         batch=batch,
         samples_per_epoch=epoch,
-        clip_norm=options.value(given.get("clip_norm") or 0.0, Option("clip_norm", 0.0), name),
+        clip_norm=options.value(given.get("clip_norm", 0.0), Option("clip_norm", 0.0), name),
         **{key: given[key] for key in _EXTRA if given.get(key) is not None},
     )
 
