@@ -40,7 +40,9 @@ def fill(sizes: Sequence[int], limit: int) -> list[list[int]]:
     return buckets
 
 
-def stage_buckets(profile: Profile, first: int, last: int, limit: int, samples: float) -> list[Bucket]:
+def stage_buckets(
+    profile: Profile, parameters: Sequence[Parameter], first: int, last: int, limit: int, samples: float
+) -> list[Bucket]:
     """The buckets of a stage, in the order in which they become ready; tied weights of other stages are not in them."""
     whole = profile.total("backward_s", first, last, samples)
 
@@ -54,7 +56,7 @@ def stage_buckets(profile: Profile, first: int, last: int, limit: int, samples: 
         own = profile.total("backward_s", block, block + 1, samples)
         return (later + parameter.ready * own) / whole if whole > 0 else 1.0
 
-    inside = [p for p in profile.parameters_of(first, last) if p.trainable and all(first <= b < last for b in p.blocks)]
+    inside = [p for p in parameters if p.trainable and all(first <= b < last for b in p.blocks)]
     found = []
     latest = 0.0
     for numbers in fill([p.bytes for p in inside], limit):

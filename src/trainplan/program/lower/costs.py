@@ -6,38 +6,41 @@ import numpy as np
 
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.rows import Table
 from trainplan.program.ops import SENDS, SPECS, Kind
 from trainplan.program.program import CostClass, Ints
+from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 
 def cost_classes(
-    layout: Layout, kind: Ints, stage: Ints, unit: Ints, micro: Ints, peer: Ints, replica: Ints, adds: Ints,
-    last: Ints, group: Ints, spans: tuple[tuple[int, ...], ...],
-) -> tuple[Ints, tuple[CostClass, ...], Ints]:  # fmt: skip
+    layout: Layout, table: Table, row: Ints, micro: Ints, group: Ints, spans: tuple[tuple[int, ...], ...]
+) -> tuple[Ints, tuple[CostClass, ...], Ints]:
     """Class of each operation, the classes, and the payload bytes of each operation."""
-    table = np.array(layout.sizes, dtype=np.int64)  # replica, micro-batch → samples
-    about_batch = np.isin(kind, (Kind.REDUCE_GRAD, Kind.COUNT, Kind.LOSS, Kind.NORM, Kind.STEP))
-    samples = np.where(about_batch, 0, table[replica, np.where(about_batch, 0, micro)])
-    adds = adds * np.isin(kind, (Kind.B, Kind.I, Kind.W))
-    last = last * (kind == Kind.B)
-    columns = (kind, stage, unit, peer + 1, replica, samples, adds, last, group + 1)
-    key = np.zeros(len(kind), dtype=np.int64)
-    for column in columns:
-        key = key * (int(column.max(initial=0)) + 1) + column
-    _, first, cost = np.unique(key, return_index=True, return_inverse=True)
-    classes = tuple(
-        _class(
-            layout, Kind(int(kind[i])), int(stage[i]), int(unit[i]), int(peer[i]), int(replica[i]), int(samples[i]),
-            bool(adds[i]), bool(last[i]), spans[group[i]] if group[i] >= 0 else (),
-        )
-        for i in first
-    )  # fmt: skip
-    return (
-        cost.astype(np.int64),
-        classes,
-        np.array([c.bytes for c in classes], dtype=np.int64)[cost]
-        * (np.array([SPECS[c.kind].message or SPECS[c.kind].collective for c in classes])[cost]),
-    )
+    # What decides the cost: the row of an operation, and how many samples it is for.
+    sizes, index = np.unique(np.array(layout.sizes, dtype=np.int64), return_inverse=True)
+    index = index.reshape(layout.plan.dp, layout.plan.micro)
+    place = row * len(sizes) + index[table.replica[row], micro]
+    example = np.full(len(table.kind) * len(sizes), -1, dtype=np.int64)
+    example[place] = np.arange(len(row))
+    classes: list[CostClass] = []
+    known: dict[tuple[object, ...], int] = {}
+    class_of = np.zeros(len(example), dtype=np.int64)
+    for spot in np.flatnonzero(example >= 0).tolist():
+        i, size = divmod(spot, len(sizes))
+        kind = Kind(int(table.kind[i]))
+        stage, unit, peer, replica = (int(c[i]) for c in (table.stage, table.unit, table.peer, table.replica))
+        adds, last = (bool(c[i]) and kind in (Kind.B, Kind.I, Kind.W) for c in (table.adds, table.last))
+        samples = 0 if kind in WITHOUT_MICRO_BATCH else int(sizes[size])
+        key = (kind, stage, unit, peer, replica, adds, last, samples)
+        if key not in known:
+            known[key] = len(classes)
+            number = int(group[example[spot]])
+            members = spans[number] if number >= 0 else ()
+            classes.append(_class(layout, kind, stage, unit, peer, replica, samples, adds, last, members))
+        class_of[spot] = known[key]
+    cost = class_of[place]
+    payload = [c.bytes if SPECS[c.kind].message or SPECS[c.kind].collective else 0 for c in classes]
+    return cost, tuple(classes), np.array(payload, dtype=np.int64)[cost]
 
 
 def _class(
@@ -49,30 +52,22 @@ def _class(
     rank = layout.rank(replica, stage)
     if SPECS[kind].message:
         forward = kind in (Kind.SEND_F, Kind.RECV_F)
-        sends = kind in SENDS
-        source, target = (stage, peer) if forward == sends else (peer, stage)
-        edge = next(e for e in layout.edges if (e.source, e.target) == (source, target))
+        edge = layout.edge[(stage, peer) if forward == (kind in SENDS) else (peer, stage)]
         numbers = edge.crossings if forward else edge.gradients
         size = message_bytes(profile, numbers, samples)
         return CostClass(kind, rank, layout.rank(replica, peer), first, last, samples, size, tensors=len(numbers))
     if kind is Kind.REDUCE_GRAD:
-        most = max((len(buckets) for buckets in layout.buckets), default=0)
-        size = layout.ties[unit - most].bytes if unit >= most else layout.buckets[stage][unit].bytes
+        tie = unit - layout.first_tie
+        size = layout.ties[tie].bytes if tie >= 0 else layout.buckets[stage][unit].bytes
         return CostClass(kind, rank, -1, first, last, 0, size, members)
     if kind in (Kind.COUNT, Kind.LOSS, Kind.NORM):
         return CostClass(kind, rank, -1, first, last, 0, 8, members)
-    if kind is Kind.B and last_pass and not layout.recomputes and len(layout.buckets[stage]) > 1:
-        return _piece(layout, stage, unit, samples, adds, rank, first, last)
     if layout.recomputes and kind in (Kind.R, Kind.B):
         return CostClass(kind, rank, -1, unit, unit + 1, samples, accumulate=adds)
-    return CostClass(kind, rank, -1, first, last, samples, accumulate=adds)
-
-
-def _piece(
-    layout: Layout, stage: int, unit: int, samples: int, adds: bool, rank: int, first: int, last: int
-) -> CostClass:
-    """A piece of the backward pass that is cut where buckets become ready."""
     buckets = layout.buckets[stage]
-    since = buckets[unit - 1].ready if unit else 0.0
-    until = buckets[unit].ready if unit < len(buckets) - 1 else 1.0
-    return CostClass(Kind.B, rank, -1, first, last, samples, since=since, until=until, accumulate=adds)
+    if kind is Kind.B and last_pass and len(buckets) > 1:
+        # A piece of the backward pass, which is cut where buckets become ready.
+        since = buckets[unit - 1].ready if unit else 0.0
+        until = buckets[unit].ready if unit < len(buckets) - 1 else 1.0
+        return CostClass(kind, rank, -1, first, last, samples, since=since, until=until, accumulate=adds)
+    return CostClass(kind, rank, -1, first, last, samples, accumulate=adds)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.rows import Table
 from trainplan.program.ops import Kind
 from trainplan.program.program import Ints
 
@@ -12,52 +15,57 @@ from trainplan.program.program import Ints
 class Found:
     """Numbers of operations by kind, stage, peer and unit.
 
-    Every look-up is an array over all (replica, step, micro-batch), so that entry k of two look-ups belongs to the
-    same micro-batch; -1 where there is no such operation.
+    A look-up gives one row for each stage that is asked for and one column for each place, which is a (replica, step,
+    micro-batch): so the same entry of two look-ups belongs to the same micro-batch. -1: there is no such operation.
     """
 
-    def __init__(
-        self, layout: Layout, steps: int, kind: Ints, stage: Ints, unit: Ints, micro: Ints, peer: Ints, replica: Ints,
-        step: Ints,
-    ) -> None:  # fmt: skip
+    def __init__(self, layout: Layout, steps: int, table: Table, row: Ints, micro: Ints, step: Ints) -> None:
         self.layout, self.steps = layout, steps
-        self.places = len(layout.replicas) * steps * layout.plan.micro
-        self._units = int(unit.max(initial=0)) + 1
-        key = self._key(kind, stage, peer, unit)
-        # Which keys occur, numbered in order: the rows of a dense table with one column a place.
-        used = np.zeros(self._key(len(Kind), 0, 0, 0), dtype=np.int64)
-        used[key] = 1
-        self._row = np.cumsum(used) - 1
-        self._row[used == 0] = -1
-        self._table = np.full((int(used.sum()), self.places), -1, dtype=np.int64)
-        place = (replica * steps + step) * layout.plan.micro + micro
-        self._table[self._row[key], place] = np.arange(len(kind))
-        k = np.arange(self.places)
-        self.micro = k % layout.plan.micro
-        self.step = k // layout.plan.micro % steps
-        self.replica = k // (layout.plan.micro * steps)
+        plan = layout.plan
+        self.places = len(layout.replicas) * steps * plan.micro
+        # Rows of several replicas, or of several bodies, are the same operation for other places.
+        names = zip(table.kind.tolist(), table.stage.tolist(), table.peer.tolist(), table.unit.tolist(), strict=True)
+        self._line: dict[tuple[int, int, int, int], int] = {}
+        line = np.array([self._line.setdefault(name, len(self._line)) for name in names], dtype=np.int64)
+        # One line more, which stays empty: line -1.
+        self._numbers = np.full((len(self._line) + 1, self.places), -1, dtype=np.int64)
+        replica = np.searchsorted(layout.replicas, table.replica)
+        self._numbers[line[row], (replica[row] * steps + step) * plan.micro + micro] = np.arange(len(row))
+        place = np.arange(self.places)
+        self.replica = place // (plan.micro * steps)
+        samples = np.array(layout.sizes, dtype=np.int64)[np.array(layout.replicas)[self.replica], place % plan.micro]
+        self._sizes, self._size = np.unique(samples, return_inverse=True)
 
-    def _key(self, kind: Ints | int, stage: Ints | int, peer: Ints | int, unit: Ints | int) -> Ints:
-        stages = self.layout.plan.pp
-        return ((kind * stages + stage) * (stages + 1) + peer + 1) * self._units + unit  # type: ignore[return-value]
+    def ops(self, kind: Kind, stages: Sequence[int], peers: Sequence[int] = (), units: Sequence[int] = ()) -> Ints:
+        """The operation of every place, a row for each stage (with its peer and its unit)."""
+        names = zip(stages, peers or (-1,) * len(stages), units or (0,) * len(stages), strict=True)
+        return self._numbers[[self._line.get((int(kind), *name), -1) for name in names]]
 
-    def ops(self, kind: Kind, stage: int, peer: int = -1, unit: int = 0) -> Ints:
-        """The operation of every place, or -1."""
-        row = self._row[self._key(int(kind), stage, peer, unit)] if unit < self._units else -1
-        return self._table[row] if row >= 0 else np.full(self.places, -1, dtype=np.int64)
-
-    def backward(self, stage: int, final: bool) -> Ints:
+    def backward(self, stages: Sequence[int], final: bool) -> Ints:
         """The first or the final operation of the backward pass of every place: it may be cut into units."""
         layout = self.layout
-        first, last = layout.plan.bounds[stage]
         if layout.recomputes:
-            return self.ops(Kind.B, stage, unit=first if final else last - 1)
-        whole = self.ops(Kind.B, stage)
-        if not final or len(layout.buckets[stage]) < 2:
+            bounds = [layout.plan.bounds[stage] for stage in stages]
+            return self.ops(Kind.B, stages, units=[first if final else last - 1 for first, last in bounds])
+        whole = self.ops(Kind.B, stages)
+        if not final:
             return whole
-        cut = self.ops(Kind.B, stage, unit=len(layout.buckets[stage]) - 1)
+        cut = self.ops(Kind.B, stages, units=[max(0, len(layout.buckets[stage]) - 1) for stage in stages])
         return np.where(cut >= 0, cut, whole)
 
-    def once(self, kind: Kind, stage: int, unit: int = 0) -> Ints:
-        """Of an operation that comes once a step: one number for each (replica, step)."""
-        return self.ops(kind, stage, unit=unit).reshape(-1, self.layout.plan.micro)[:, 0]
+    def once(self, kind: Kind, stages: Sequence[int], units: Sequence[int] = ()) -> Ints:
+        """Of operations that come once a step: a column for each (replica, step)."""
+        return self.ops(kind, stages, units=units)[:, :: self.layout.plan.micro]
+
+    def shared(self, kind: Kind, stages: Sequence[int], units: Sequence[int] = ()) -> Ints:
+        """Of collectives over all replicas, which are found under the first: the same number for each of them."""
+        return np.tile(self.once(kind, stages, units)[:, : self.steps], (1, len(self.layout.replicas)))
+
+    def passes(self, ops: Ints) -> Ints:
+        """The operations of every step together: (stage, replica and step, micro-batch)."""
+        return ops.reshape(len(ops), len(self.layout.replicas) * self.steps, self.layout.plan.micro)
+
+    def by_size(self, of: Callable[[int, int], float], count: int) -> Ints:
+        """of(thing, samples) for so many things and every place, worked out once for each size that occurs."""
+        table = [[round(of(thing, int(size))) for size in self._sizes] for thing in range(count)]
+        return np.array(table, dtype=np.int64).reshape(count, len(self._sizes))[:, self._size]

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import micro_batches
-from trainplan.profile.profile import Profile
+from trainplan.profile.profile import Parameter, Profile
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
@@ -45,6 +45,20 @@ class Layout:
         return [[e for e in self.edges if e.source == stage] for stage in range(self.plan.pp)]
 
     @cached_property
+    def edge(self) -> dict[tuple[int, int], Edge]:
+        """The edge from a stage to a stage."""
+        return {(e.source, e.target): e for e in self.edges}
+
+    @cached_property
+    def parameters(self) -> list[list[Parameter]]:
+        """The parameters that each stage uses, in order of gradient arrival."""
+        found: list[list[Parameter]] = [[] for _ in range(self.plan.pp)]
+        for parameter in self.profile.parameters:
+            for stage in sorted({self.stage_of[block] for block in parameter.blocks}):
+                found[stage].append(parameter)
+        return found
+
+    @cached_property
     def ties(self) -> list[Tie]:
         return ties(self.profile, self.plan.bounds)
 
@@ -54,7 +68,34 @@ class Layout:
         if self.plan.dp == 1:
             return [[] for _ in range(self.plan.pp)]
         samples = max(self.sizes[0])
-        return [stage_buckets(self.profile, *bound, self.plan.bucket, samples) for bound in self.plan.bounds]
+        return [
+            stage_buckets(self.profile, parameters, *bound, self.plan.bucket, samples)
+            for parameters, bound in zip(self.parameters, self.plan.bounds, strict=True)
+        ]
+
+    @cached_property
+    def first_tie(self) -> int:
+        """Unit of the exchange of the first tie: beyond the buckets of every stage, so that all holders agree on it."""
+        return max((len(buckets) for buckets in self.buckets), default=0)
+
+    @cached_property
+    def blocks(self) -> range:
+        return range(self.plan.blocks)
+
+    @cached_property
+    def stage_of(self) -> list[int]:
+        """The stage of every block."""
+        return [stage for stage, (first, last) in enumerate(self.plan.bounds) for _ in range(first, last)]
+
+    @property
+    def clips(self) -> bool:
+        """Whether the norm of the gradients is summed over the stages."""
+        return self.profile.clip_norm > 0 and self.plan.pp > 1
+
+    @property
+    def counts(self) -> bool:
+        """Whether the number that the loss's mean is over must be summed over the replicas first."""
+        return self.plan.dp > 1 and self.profile.mean_over != "samples"
 
     @property
     def recomputes(self) -> bool:

@@ -8,17 +8,20 @@ DDP, pipelines by our own engine, and a CPU host waits for its own arithmetic wh
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from trainplan.plan import rules
 from trainplan.plan.plan import Plan
 from trainplan.plan.text import text
 from trainplan.profile.profile import Profile
+from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.backend import backend as find_backend
 from trainplan.program.lower.costs import cost_classes
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.layout import Layout
-from trainplan.program.lower.rows import Entries, entries
+from trainplan.program.lower.rows import Entries, Table, entries
 from trainplan.program.lower.values import values
 from trainplan.program.ops import COLLECTIVES, COMPUTES, RECEIVES, SENDS, Kind, Lane
 from trainplan.program.program import Ints, Program, Ragged
@@ -34,122 +37,130 @@ def lower(
     rules.check(plan, batch)
     replicas = (0,) if fold else tuple(range(plan.dp))
     layout = Layout(plan, profile, batch, find_backend(backend), replicas)
-    rows = entries(layout, steps)
-    op_of_entry, first_entry, group, groups, spans = _number(layout, rows)
-    world = layout.plan.pp * len(replicas)
-    # Columns of operations: those of the first entry of each.
-    kind = rows.kind[first_entry]
-    stage, replica, step = rows.stage[first_entry], rows.replica[first_entry], rows.step[first_entry]
-    unit, micro, peer_stage = rows.unit[first_entry], rows.micro[first_entry], rows.peer[first_entry]
-    rank = rows.rank[first_entry]
-    ranks_of = (
-        np.array([[layout.local(r, s) for s in range(plan.pp)] for r in range(plan.dp)])
-        if not fold
-        else (np.arange(plan.pp)[None, :])
-    )
-    message = peer_stage >= 0
-    peer = np.where(message, ranks_of[np.where(message, replica, 0), np.where(message, peer_stage, 0)], -1)
-    shared = group >= 0
-    pipeline = np.where(shared & (kind != Kind.NORM), 0, replica)
-    cost, classes, bytes_ = cost_classes(
-        layout, kind, stage, unit, micro, peer_stage, replica, rows.adds[first_entry], rows.last[first_entry], group,
-        spans,
-    )  # fmt: skip
-    found = Found(layout, steps, kind, stage, unit, micro, peer_stage, replica, step)
-    made = values(found, rank, group, groups, bytes_)
-    holds, lanes, owners, peers = _resources(kind, rank, peer, group, groups)
-    is_compute, is_receive = np.isin(kind, COMPUTES), np.isin(kind, RECEIVES)
-    waits = (is_compute & layout.backend.host_computes) | (is_receive & layout.backend.receives_wait)
-    waits |= np.isin(kind, (Kind.COUNT, Kind.NORM)) & layout.backend.receives_wait
-    if plan.overlap == "off":
-        waits |= np.isin(kind, SENDS + COLLECTIVES)
-    lists_start = np.concatenate([[0], np.cumsum(np.bincount(rows.rank, minlength=world))])
+    lists = entries(layout, steps)
+    table = lists.table
+    numbers = _number(layout, lists)
+    row, micro, step = (column[numbers.entry] for column in (lists.row, lists.micro, lists.step))
+    group = numbers.group
+    kind, rank = table.kind[row], table.rank[row]
+    rank[group >= 0] = [numbers.groups[g][0] for g in group[group >= 0]]
+    cost, classes, bytes_ = cost_classes(layout, table, row, micro, group, numbers.spans)
+    made = values(Found(layout, steps, table, row, micro, step), len(row), bytes_)
+    holds, lanes, owners, peers = _resources(table, row, group, numbers.groups, _peers(layout, table))
     zeros = np.zeros(len(kind), dtype=np.int64)
     return Program(
-        world=world, steps=steps, kind=kind.astype(np.uint8), job=zeros, step=step, pipeline=pipeline, stage=stage,
-        unit=unit, micro_batch=micro, slice=zeros, peer_stage=peer_stage, rank=rank, peer=peer, bytes=bytes_,
-        group=group, version=step, cost=cost, waits=waits, lists=Ragged(lists_start, op_of_entry), holds=holds,
-        reads=made.reads, resource_lane=lanes, resource_rank=owners, resource_peer=peers, value_kind=made.kind,
-        value_bytes=made.bytes, value_rank=made.rank, value_maker=made.maker, value_end=made.end, classes=classes,
-        groups=groups, replicas=plan.dp if fold else 1, title=text(plan),
+        world=plan.pp * len(replicas), steps=steps, kind=kind.astype(np.uint8), job=zeros, step=step,
+        # A sum over replicas belongs to no one pipeline; the norm is a sum over the stages of one.
+        pipeline=np.where((group >= 0) & (kind != Kind.NORM), 0, table.replica[row]), stage=table.stage[row],
+        unit=table.unit[row], micro_batch=micro, slice=zeros, peer_stage=table.peer[row], rank=rank,
+        peer=_peers(layout, table)[row], bytes=bytes_, group=group, version=step, cost=cost,
+        waits=_waits(table.kind, layout.backend, plan.overlap)[row], lists=Ragged(lists.start, numbers.op),
+        holds=holds, reads=made.reads, resource_lane=lanes, resource_rank=owners, resource_peer=peers,
+        value_kind=made.kind, value_bytes=made.bytes, value_rank=made.rank, value_maker=made.maker,
+        value_end=made.end, classes=classes, groups=numbers.groups, replicas=plan.dp if fold else 1, title=text(plan),
     )  # fmt: skip
 
 
-def _number(
-    layout: Layout, rows: Entries
-) -> tuple[Ints, Ints, Ints, tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Operations from entries: a collective has one entry for each member, everything else just one.
-
-    Returns the operation of each entry, the first entry of each operation, the group of each operation (-1: none), and
-    the groups as ranks of the program and as ranks of the cluster.
-    """
-    collective = np.isin(rows.kind, COLLECTIVES)
-    alone = np.cumsum(~collective) - 1
-    count = int((~collective).sum())
-    op_of_entry = alone.astype(np.int64)
-    first_entry = list(np.flatnonzero(~collective))
-    known: dict[tuple[int, ...], int] = {}
-    group_number: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-    groups_of: list[int] = []
-    for e in np.flatnonzero(collective):
-        kind, stage, unit, step = Kind(int(rows.kind[e])), int(rows.stage[e]), int(rows.unit[e]), int(rows.step[e])
-        replica = int(rows.replica[e])
-        members, span, name = _members(layout, kind, stage, unit, replica)
-        key = (kind, name, unit, step, replica if kind is Kind.NORM else 0)
-        if key not in known:
-            known[key] = count + len(groups_of)
-            groups_of.append(group_number.setdefault((members, span), len(group_number)))
-            first_entry.append(e)
-        op_of_entry[e] = known[key]
-    group = np.concatenate([np.full(count, -1, dtype=np.int64), np.array(groups_of, dtype=np.int64)])
-    groups = tuple(members for members, _ in group_number)
-    spans = tuple(span for _, span in group_number)
-    return op_of_entry, np.array(first_entry, dtype=np.int64), group, groups, spans
+def _waits(kind: Ints, backend: Backend, overlap: str) -> np.ndarray:
+    """What keeps the host until it is over."""
+    waits = np.isin(kind, COMPUTES) & backend.host_computes
+    waits |= np.isin(kind, (*RECEIVES, Kind.COUNT, Kind.NORM)) & backend.receives_wait
+    if overlap == "off":
+        waits |= np.isin(kind, SENDS + COLLECTIVES)
+    return waits
 
 
-def _members(
-    layout: Layout, kind: Kind, stage: int, unit: int, replica: int
-) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Who takes part in a collective: ranks of the program, ranks of the cluster, and the stage it is named after."""
-    plan = layout.plan
-    if kind is Kind.NORM:  # over the stages of one replica
-        return (
-            tuple(sorted(layout.local(replica, s) for s in range(plan.pp))),
-            tuple(sorted(layout.rank(replica, s) for s in range(plan.pp))),
-            0,
-        )
-    most = max((len(buckets) for buckets in layout.buckets), default=0)
-    if kind is Kind.REDUCE_GRAD and unit >= most:
-        tie = layout.ties[unit - most]
-        return (*layout.stage_group(tie.stages), tie.stages[0])
-    return (*layout.stage_group((stage,)), stage)
+def _peers(layout: Layout, table: Table) -> Ints:
+    """The rank at the other end of a message; -1 of other rows."""
+    ranks = {r: [layout.local(r, s) for s in range(layout.plan.pp)] for r in layout.replicas}
+    found = [
+        ranks[r][peer] if peer >= 0 else -1 for r, peer in zip(table.replica.tolist(), table.peer.tolist(), strict=True)
+    ]
+    return np.array(found, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Operations from entries: a collective has one entry for each member, everything else just one."""
+
+    op: Ints  # of each entry
+    entry: Ints  # of each operation: of a collective that of the first replica and the first stage
+    group: Ints  # of each operation, -1: not a collective
+    groups: tuple[tuple[int, ...], ...]  # as ranks of the program
+    spans: tuple[tuple[int, ...], ...]  # as ranks of the cluster
+
+
+def _number(layout: Layout, lists: Entries) -> _Numbers:
+    table = lists.table
+    collective = np.isin(table.kind, COLLECTIVES)[lists.row]
+    alone = np.flatnonzero(~collective)
+    op = np.cumsum(~collective) - 1
+    together: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+    for e in np.flatnonzero(collective).tolist():
+        row = int(lists.row[e])
+        kind, stage, unit, replica = (int(c[row]) for c in (table.kind, table.stage, table.unit, table.replica))
+        name = (kind, _named_after(layout, kind, stage, unit), unit, int(lists.step[e]))
+        together.setdefault((*name, replica if kind == Kind.NORM else 0), []).append((replica, stage, e))
+    number: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    entry: list[int] = []
+    group: list[int] = []
+    for (kind, stage, unit, _, replica), members in together.items():
+        op[[e for _, _, e in members]] = len(alone) + len(entry)
+        entry.append(min(members)[2])
+        group.append(number.setdefault(_members(layout, kind, stage, unit, replica), len(number)))
+    return _Numbers(
+        op, np.concatenate([alone, np.array(entry, dtype=np.int64)]),
+        np.concatenate([np.full(len(alone), -1, dtype=np.int64), np.array(group, dtype=np.int64)]),
+        tuple(here for here, _ in number), tuple(span for _, span in number),
+    )  # fmt: skip
+
+
+def _named_after(layout: Layout, kind: int, stage: int, unit: int) -> int:
+    """The stage whose name a collective bears: the first of its holders."""
+    if kind == Kind.NORM:
+        return 0
+    if kind == Kind.REDUCE_GRAD and unit >= layout.first_tie:
+        return layout.ties[unit - layout.first_tie].stages[0]
+    return stage
+
+
+def _members(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Who takes part in a collective: ranks of the program, and of the cluster."""
+    stages = range(layout.plan.pp)
+    if kind == Kind.NORM:  # over the stages of one replica
+        here, everywhere = ([where(replica, s) for s in stages] for where in (layout.local, layout.rank))
+        return tuple(sorted(here)), tuple(sorted(everywhere))
+    if kind == Kind.REDUCE_GRAD and unit >= layout.first_tie:
+        return layout.stage_group(layout.ties[unit - layout.first_tie].stages)
+    return layout.stage_group((stage,))
 
 
 def _resources(
-    kind: Ints, rank: Ints, peer: Ints, group: Ints, groups: tuple[tuple[int, ...], ...]
+    table: Table, row: Ints, group: Ints, groups: tuple[tuple[int, ...], ...], peer: Ints
 ) -> tuple[Ragged, np.ndarray, Ints, Ints]:
     """What each operation holds: its device, the link that it sends over, or a place in its group's queue on each rank.
 
     A receive holds nothing: the message is on the link, which the sender holds.
     """
-    world = int(max(rank.max(), peer.max())) + 1
-    compute, send = np.isin(kind, COMPUTES), np.isin(kind, SENDS)
-    links, link = np.unique(rank[send] * world + peer[send], return_inverse=True)
-    start = np.zeros(len(kind) + 1, dtype=np.int64)
+    world = int(table.rank.max()) + 1
+    compute, send = np.isin(table.kind, COMPUTES), np.isin(table.kind, SENDS)
+    links, link = np.unique(table.rank[send] * world + peer[send], return_inverse=True)
+    held = np.where(compute, table.rank, -1)  # by a row
+    held[send] = world + link
     sizes = np.array([len(g) for g in groups] or [0], dtype=np.int64)
-    count = np.where(group >= 0, sizes[np.maximum(group, 0)], (compute | send).astype(np.int64))
-    np.cumsum(count, out=start[1:])
+    queues = world + len(links) + np.concatenate([[0], np.cumsum(sizes)])  # of a group: the first of its places
+    start = np.zeros(len(row) + 1, dtype=np.int64)
+    np.cumsum(np.where(group >= 0, sizes[np.maximum(group, 0)], (held >= 0)[row]), out=start[1:])
     items = np.empty(int(start[-1]), dtype=np.int64)
-    items[start[:-1][compute]] = rank[compute]
-    items[start[:-1][send]] = world + link
-    places = np.concatenate([[0], np.cumsum(sizes)])
-    for op in np.flatnonzero(group >= 0):
-        g = group[op]
-        items[start[op] : start[op + 1]] = world + len(links) + np.arange(places[g], places[g] + sizes[g])
-    lanes = np.concatenate(
-        [np.full(world, Lane.COMPUTE), np.full(len(links), Lane.LINK), np.full(int(places[-1]), Lane.GROUP)]
-    ).astype(np.uint8)
+    single = (held >= 0)[row]
+    items[start[:-1][single]] = held[row][single]
+    for op in np.flatnonzero(group >= 0).tolist():
+        items[start[op] : start[op + 1]] = np.arange(queues[group[op]], queues[group[op] + 1])
+    count = int(sizes.sum())
+    lanes = np.repeat(np.array([Lane.COMPUTE, Lane.LINK, Lane.GROUP], dtype=np.uint8), [world, len(links), count])
     members = np.array([r for g in groups for r in g], dtype=np.int64)
     owners = np.concatenate([np.arange(world), links // world, members])
-    peers = np.concatenate([np.full(world, -1), links % world, np.repeat(np.arange(len(groups)), sizes[: len(groups)])])
-    return Ragged(start, items), lanes, owners.astype(np.int64), peers.astype(np.int64)
+    others = np.concatenate(
+        [np.full(world, -1), links % world, np.repeat(np.arange(len(groups)), sizes[: len(groups)])]
+    )
+    return Ragged(start, items), lanes, owners.astype(np.int64), others.astype(np.int64)

@@ -1,4 +1,8 @@
-"""The list of every rank: templates repeated in the order of the schedule, as arrays."""
+"""The list of every rank: templates repeated in the order of the schedule.
+
+A list holds the same few rows over and over, for one micro-batch after the other. So the distinct rows are kept once
+(`Table`), and an entry of a list is the number of its row, a micro-batch and a step.
+"""
 
 from __future__ import annotations
 
@@ -12,71 +16,82 @@ from trainplan.program.ops import Kind
 from trainplan.program.program import Ints
 from trainplan.program.schedules import SCHEDULES
 
+# What an operation of a schedule becomes: the template of a stage that is put in its place.
+_HEAD, _FORWARD, _FIRST, _LATER, _LAST, _TAIL = range(6)
+_BODIES = 6
 
-@dataclass
-class Entries:
-    """Entries of lists, one array a field; sorted by rank, then by place in its list."""
 
-    rank: Ints
-    replica: Ints
-    step: Ints
-    stage: Ints
+@dataclass(frozen=True)
+class Table:
+    """The distinct rows, one array a field."""
+
     kind: Ints
+    stage: Ints
+    replica: Ints
+    rank: Ints  # of the program
     unit: Ints
-    peer: Ints  # other stage of a message
-    micro: Ints
+    peer: Ints  # other stage of a message, -1
     adds: Ints  # 1: a backward pass that adds to gradients that are there
-    last: Ints  # 1: belongs to the backward pass that completes the gradients
+    last: Ints  # 1: the backward pass that completes the gradients
 
-    def __len__(self) -> int:
-        return len(self.kind)
+
+@dataclass(frozen=True)
+class Entries:
+    """The lists of all ranks, one after the other."""
+
+    table: Table
+    row: Ints  # of `table`
+    micro: Ints
+    step: Ints
+    start: Ints  # of the list of each rank
 
 
 def entries(layout: Layout, steps: int) -> Entries:
     """The lists of all ranks of all replicas."""
-    lists = SCHEDULES[layout.plan.schedule](layout.plan.pp, layout.plan.micro)
-    stages = [_stage_rows(layout, stage, order) for stage, order in enumerate(lists)]
-    # Of one step of one replica; then repeated for the steps, and for the replicas on other ranks.
-    pieces: list[tuple[int, int, int, Ints]] = []
+    plan = layout.plan
+    table, body_start, body_length = _table(layout)
+    orders = [_bodies(order) for order in SCHEDULES[plan.schedule](plan.pp, plan.micro)]
+    pieces = sorted((layout.local(r, s), number, s) for number, r in enumerate(layout.replicas) for s in range(plan.pp))
+    body = np.concatenate([np.tile(orders[s][0], steps) + _BODIES * (number * plan.pp + s) for _, number, s in pieces])
+    micro = np.concatenate([np.tile(orders[s][1], steps) for _, _, s in pieces])
+    step = np.concatenate([np.repeat(np.arange(steps), len(orders[s][0])) for _, _, s in pieces])
+    # Every body becomes its rows: from the first of them, counting up.
+    length = body_length[body]
+    begin = np.concatenate([[0], np.cumsum(length)])
+    row = np.repeat(body_start[body] - begin[:-1], length) + np.arange(begin[-1])
+    lists = np.cumsum([0] + [steps * len(orders[s][0]) for _, _, s in pieces])
+    return Entries(table, row, np.repeat(micro, length), np.repeat(step, length), begin[lists])
+
+
+def _bodies(order: Ints) -> tuple[Ints, Ints]:
+    """One step of a rank: which template comes after which, and for which micro-batch."""
+    backward = np.flatnonzero(order[:, 0] != Kind.F)
+    body = np.full(len(order) + 2, _FORWARD, dtype=np.int64)
+    body[0], body[-1] = _HEAD, _TAIL
+    body[1 + backward], body[1 + backward[0]], body[1 + backward[-1]] = _LATER, _FIRST, _LAST
+    return body, np.concatenate([[0], order[:, 2], [0]])
+
+
+def _table(layout: Layout) -> tuple[Table, Ints, Ints]:
+    """The distinct rows, and where the rows of each (replica, stage, body) begin and how many they are."""
+    rows: list[tuple[int, ...]] = []
+    start, length = [], []
+    shapes = [templates(layout, stage) for stage in range(layout.plan.pp)]
+    several = layout.plan.micro > 1
     for replica in layout.replicas:
-        for stage, rows in enumerate(stages):
-            pieces.append((layout.local(replica, stage), replica, stage, rows))
-    pieces.sort(key=lambda piece: piece[0])
-    lengths = np.array([piece[3].shape[1] for piece in pieces], dtype=np.int64)
-    times = lengths * steps
-    table = np.concatenate([np.tile(piece[3], (1, steps)) for piece in pieces], axis=1)
-    step = np.concatenate([np.repeat(np.arange(steps), length) for length in lengths])
-    return Entries(
-        rank=np.repeat([piece[0] for piece in pieces], times),
-        replica=np.repeat([piece[1] for piece in pieces], times),
-        step=step,
-        stage=np.repeat([piece[2] for piece in pieces], times),
-        kind=table[0], unit=table[1], peer=table[2], micro=table[3], adds=table[4], last=table[5],
-    )  # fmt: skip
-
-
-def _stage_rows(layout: Layout, stage: int, order: Ints) -> Ints:
-    """Rows kind, unit, peer, micro, adds, last of one stage in one step."""
-    shape = templates(layout, stage)
-    backward = np.flatnonzero(order[:, 0] == Kind.B)
-    which = np.where(order[:, 0] == Kind.F, 0, 1)
-    which[backward[-1]] = 2
-    bodies = [_table(shape.forward), _table(shape.backward), _table(shape.last_backward)]
-    lengths = np.array([body.shape[1] for body in bodies])[which]
-    head, tail = _table(shape.head), _table(shape.tail)
-    start = head.shape[1] + np.concatenate([[0], np.cumsum(lengths)])
-    rows = np.zeros((6, int(start[-1]) + tail.shape[1]), dtype=np.int64)
-    rows[:3, : head.shape[1]] = head
-    rows[:3, start[-1] :] = tail
-    for number, body in enumerate(bodies):
-        chosen = which == number
-        places = start[:-1][chosen][:, None] + np.arange(body.shape[1])[None, :]
-        rows[:3, places] = body[:, None, :]
-        rows[3, places] = order[chosen, 2][:, None]
-        rows[5, places] = int(number == 2)
-    rows[4, start[backward[0] + 1] :] = 1  # every backward pass after the first of the step
-    return rows
-
-
-def _table(template: tuple[Row, ...]) -> Ints:
-    return np.array([[row.kind, row.unit, row.peer] for row in template], dtype=np.int64).reshape(-1, 3).T
+        for stage, shape in enumerate(shapes):
+            bodies: list[tuple[tuple[Row, ...], bool, bool]] = [
+                (shape.head, False, False),
+                (shape.forward, False, False),
+                (shape.backward, False, False),
+                (shape.backward, True, False),
+                (shape.last_backward, several, True),
+                (shape.tail, False, False),
+            ]
+            rank = layout.local(replica, stage)
+            for template, adds, last in bodies:
+                start.append(len(rows))
+                length.append(len(template))
+                rows += [(row.kind, stage, replica, rank, row.unit, row.peer, adds, last) for row in template]
+    columns = np.array(rows, dtype=np.int64).T
+    return Table(*columns), np.array(start), np.array(length)

@@ -41,26 +41,16 @@ def templates(layout: Layout, stage: int) -> Templates:
     takes = tuple(Row(Kind.RECV_F, peer=e.source) for e in incoming)
     gives = tuple(Row(Kind.SEND_F, peer=e.target) for e in outgoing)
     forward = (*takes, Row(Kind.F), *gives)
-    head = (Row(Kind.COUNT),) if final and _counts(layout) else ()
+    head = (Row(Kind.COUNT),) if final and layout.counts else ()
     tail = [
-        Row(Kind.REDUCE_GRAD, unit=_tie_unit(layout, n)) for n, tie in enumerate(layout.ties) if stage in tie.stages
+        Row(Kind.REDUCE_GRAD, unit=layout.first_tie + n) for n, tie in enumerate(layout.ties) if stage in tie.stages
     ]
     if final and plan.dp > 1:
         tail.append(Row(Kind.LOSS))
-    if layout.profile.clip_norm and plan.pp > 1:
+    if layout.clips:
         tail.append(Row(Kind.NORM))
     tail.append(Row(Kind.STEP))
     return Templates(head, forward, _backward(layout, stage, False), _backward(layout, stage, True), tuple(tail))
-
-
-def _counts(layout: Layout) -> bool:
-    """Whether the number that the loss's mean is over must be summed over the replicas first."""
-    return layout.plan.dp > 1 and layout.profile.mean_over != "samples"
-
-
-def _tie_unit(layout: Layout, tie: int) -> int:
-    """Tied weights come after the buckets of every stage that holds them, under one number for all."""
-    return max((len(buckets) for buckets in layout.buckets), default=0) + tie
 
 
 def _backward(layout: Layout, stage: int, last: bool) -> tuple[Row, ...]:
@@ -68,7 +58,7 @@ def _backward(layout: Layout, stage: int, last: bool) -> tuple[Row, ...]:
     gives = [Row(Kind.SEND_B, peer=e.source) for e in layout.incoming[stage] if e.gradients]
     buckets = layout.buckets[stage] if last else []
     if layout.recomputes:
-        return (*_recomputed(layout, stage, takes, bool(last)), *gives)
+        return (*_recomputed(layout, stage, takes, last), *gives)
     rows = [*takes]
     for unit in range(max(1, len(buckets))):
         rows.append(Row(Kind.B, unit=unit))

@@ -9,17 +9,23 @@ For a micro-batch on a stage, without and with recomputation:
 
 Weights, optimizer state and running statistics are there from the start. Gradients are there from the start where
 buckets keep them, and otherwise from the first backward pass of a step to its STEP.
+
+What holds for every stage (or edge, block, bucket) is said once, of arrays with a row for each of them and a column
+for each micro-batch (`Found`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numba import njit
 
-from trainplan.program.lower.edges import Edge, bytes_of, message_bytes
+from trainplan.profile.profile import Crossing
+from trainplan.program.lower.edges import bytes_of, message_bytes
 from trainplan.program.lower.found import Found
+from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Ints, Ragged
 
@@ -50,26 +56,27 @@ class _Ledger:
     read: list[Ints] = field(default_factory=list)
 
     def add(
-        self, kind: Value, size: Ints | int, rank: Ints | int, maker: Ints, end: Ints, readers: tuple[Ints, ...]
-    ) -> None:
-        """One value for each entry of `maker`; `readers` are arrays of the same length, -1 where nobody reads."""
-        n = len(maker)
-        if not n:
-            return
-        numbers = np.arange(self.count, self.count + n)
-        self.count += n
-        self.kinds.append(np.full(n, kind, dtype=np.uint8))
-        self.sizes.append(np.broadcast_to(np.asarray(size, dtype=np.int64), n))
-        self.ranks.append(np.broadcast_to(np.asarray(rank, dtype=np.int64), n))
-        self.makers.append(maker)
-        self.ends.append(end)
+        self, kind: Value, size: Ints | int, rank: Ints | int, maker: Ints, end: Ints, readers: tuple[Ints, ...] = ()
+    ) -> Ints:
+        """One value for each entry of `maker`, and its number. `readers` are arrays of the same shape."""
+        numbers = np.arange(self.count, self.count + maker.size).reshape(maker.shape)
+        self.count += maker.size
+        self.kinds.append(np.full(maker.size, kind, dtype=np.uint8))
+        self.sizes.append(np.broadcast_to(np.asarray(size, dtype=np.int64), maker.shape).ravel())
+        self.ranks.append(np.broadcast_to(np.asarray(rank, dtype=np.int64), maker.shape).ravel())
+        self.makers.append(maker.ravel())
+        self.ends.append(end.ravel())
         for reader in readers:
-            self.readers.append(reader)
-            self.read.append(numbers)
+            self.reads(reader, numbers)
+        return numbers
+
+    def reads(self, reader: Ints, numbers: Ints) -> None:
+        """Operations that read values; -1: nobody does."""
+        self.readers.append(reader.ravel())
+        self.read.append(numbers.ravel())
 
     def close(self, ops: int) -> Values:
-        readers, read = np.concatenate(self.readers), np.concatenate(self.read)
-        start, items = _group(readers, read, ops)
+        start, items = _group(np.concatenate(self.readers), np.concatenate(self.read), ops)
         return Values(
             np.concatenate(self.kinds), np.concatenate(self.sizes), np.concatenate(self.ranks),
             np.concatenate(self.makers), np.concatenate(self.ends), Ragged(start, items),
@@ -93,182 +100,201 @@ def _group(owner: Ints, item: Ints, owners: int) -> tuple[Ints, Ints]:
     return start[: owners + 1], items
 
 
-def values(found: Found, rank: Ints, group: Ints, groups: tuple[tuple[int, ...], ...], size: Ints) -> Values:
-    """The values of a program whose operations are `found`; `size` is the payload of messages and collectives."""
+def values(found: Found, ops: int, payload: Ints) -> Values:
+    """The values of a program whose operations are `found`; `payload` is that of messages and collectives."""
     ledger = _Ledger()
     layout = found.layout
-    ranks = np.array([[layout.local(r, s) for r in layout.replicas] for s in range(layout.plan.pp)])
-    for stage in range(layout.plan.pp):
-        home = ranks[stage][found.replica]
-        samples = np.array(layout.sizes, dtype=np.int64)[found.replica, found.micro]
-        _states(ledger, found, stage, ranks[stage])
-        _activations(ledger, found, stage, home, samples)
-        _workspace(ledger, found, stage, home, samples)
-        _gradients(ledger, found, stage, ranks[stage], group, groups)
-    for edge in layout.edges:
-        _edge(ledger, found, edge, ranks[edge.source][found.replica], ranks[edge.target][found.replica], size)
-    return ledger.close(len(rank))
+    ranks = np.array([[layout.local(r, s) for r in layout.replicas] for s in range(layout.plan.pp)])  # stage, replica
+    homes = ranks[:, found.replica]  # stage, place
+    _states(ledger, found, ranks)
+    (_recomputed_activations if layout.recomputes else _activations)(ledger, found, homes)
+    _workspace(ledger, found, homes)
+    _gradients(ledger, found, ranks)
+    _counts(ledger, found, ranks)
+    _edges(ledger, found, homes, payload)
+    return ledger.close(ops)
 
 
-def _states(ledger: _Ledger, found: Found, stage: int, homes: Ints) -> None:
+def _states(ledger: _Ledger, found: Found, ranks: Ints) -> None:
     """What is there before the first step."""
     profile, layout = found.layout.profile, found.layout
-    first, last = layout.plan.bounds[stage]
-    parameters = profile.parameters_of(first, last)
-    trainable = [p for p in parameters if p.trainable]
     local_batch = np.array([sum(sizes) for sizes in layout.sizes])[list(layout.replicas)]
-    sizes: dict[Value, Ints | int] = {
-        Value.WEIGHTS: sum(p.bytes for p in parameters),
-        Value.OPTIMIZER: round(sum(p.count for p in trainable) * profile.state_bytes_per_parameter),
-        Value.BUFFERS: sum(block.buffer_bytes for block in profile.blocks[first:last]),
-        Value.INPUT: np.round(profile.input_bytes_per_sample * local_batch).astype(np.int64) if stage == 0 else 0,
-    }
-    never = np.full(len(homes), -1, dtype=np.int64)
-    for kind, size in sizes.items():
-        ledger.add(kind, size, homes, never, never, ())
+    never = np.full(ranks.shape, -1, dtype=np.int64)
+    weights, states, buffers = [], [], []
+    for (first, last), parameters in zip(layout.plan.bounds, layout.parameters, strict=True):
+        weights.append(sum(p.bytes for p in parameters))
+        states.append(round(sum(p.count for p in parameters if p.trainable) * profile.state_bytes_per_parameter))
+        buffers.append(sum(block.buffer_bytes for block in profile.blocks[first:last]))
+    for kind, sizes in ((Value.WEIGHTS, weights), (Value.OPTIMIZER, states), (Value.BUFFERS, buffers)):
+        ledger.add(kind, np.array(sizes)[:, None], ranks, never, never)
+    inputs = np.round(profile.input_bytes_per_sample * local_batch).astype(np.int64)
+    ledger.add(Value.INPUT, inputs[None, :], ranks[:1], never[:1], never[:1])
 
 
-def _activations(ledger: _Ledger, found: Found, stage: int, home: Ints, samples: Ints) -> None:
-    layout = found.layout
-    first, last = layout.plan.bounds[stage]
-    forward, final = found.ops(Kind.F, stage), found.backward(stage, final=True)
-    begin = found.backward(stage, final=False)
-    if not layout.recomputes:
-        held = _by_size(samples, lambda n: stage_saved_bytes(found, stage, n))
-        ledger.add(Value.SAVED, held, home, forward, final, (begin, np.where(final != begin, final, -1)))
-        return
-    profile = layout.profile
-    for block in range(first, last):
-        again, back = found.ops(Kind.R, stage, unit=block), found.ops(Kind.B, stage, unit=block)
-        # The forward pass keeps what each block reads from the blocks before it on this stage.
-        kept = [
-            c for c in profile.crossings if first <= c.producer < block and _first_reader(c.consumers, first) == block
-        ]
-        inputs = _by_size(samples, lambda n, kept=kept: sum(bytes_of(c, n) for c in kept))
-        ledger.add(Value.SAVED, inputs, home, forward, back, (again, back))
-        inside = _by_size(samples, lambda n, b=block: round(profile.total("saved_bytes", b, b + 1, n)))
-        ledger.add(Value.SAVED, inside, home, again, back, (back,))
-        if block > first:  # the gradient that its backward hands to the block before
-            before = found.ops(Kind.B, stage, unit=block - 1)
-            flows = [c for c in profile.crossings if c.needs_grad and first <= c.producer < block <= max(c.consumers)]
-            between = _by_size(samples, lambda n, flows=flows: sum(bytes_of(c, n) for c in flows))
-            ledger.add(Value.BOUNDARY, between, home, back, before, (before,))
-
-
-def _first_reader(consumers: tuple[int, ...], first: int) -> int:
-    return min((c for c in consumers if c >= first), default=-1)
-
-
-def stage_saved_bytes(found: Found, stage: int, samples: int) -> int:
-    """Bytes that the forward pass of a stage leaves for its backward: inside blocks, and crossings that stay within.
+def _activations(ledger: _Ledger, found: Found, homes: Ints) -> None:
+    """What the forward pass of a stage leaves for its backward: inside blocks, and crossings that stay within.
 
     What came in over an edge is counted where it arrives.
     """
-    profile = found.layout.profile
-    first, last = found.layout.plan.bounds[stage]
-    inside = round(profile.total("saved_bytes", first, last, samples))
-    between = sum(
-        bytes_of(c, samples)
-        for c in profile.crossings
-        if first <= c.producer < last and any(first <= block < last for block in c.saved_by)
-    )
-    return inside + between
+    layout, profile = found.layout, found.layout.profile
+    stages = range(layout.plan.pp)
+    between: list[list[Crossing]] = [[] for _ in stages]
+    for c in profile.crossings:
+        if _keeps(layout, c):
+            between[layout.stage_of[c.producer]].append(c)
+
+    def saved(stage: int, samples: int) -> float:
+        inside = profile.total("saved_bytes", *layout.plan.bounds[stage], samples)
+        return round(inside) + sum(bytes_of(c, samples) for c in between[stage])
+
+    begin, final = found.backward(stages, final=False), found.backward(stages, final=True)
+    readers = (begin, np.where(final != begin, final, -1))
+    ledger.add(
+        Value.SAVED, found.by_size(saved, len(stages)), homes, found.ops(Kind.F, stages), final, readers
+    )  # fmt: skip
 
 
-def _workspace(ledger: _Ledger, found: Found, stage: int, home: Ints, samples: Ints) -> None:
+def _keeps(layout: Layout, crossing: Crossing) -> bool:
+    """Whether the stage that makes a crossing holds it until its backward pass.
+
+    Without recomputation that is what a block's backward needs; with it, what a block of the stage reads.
+    """
+    needed_by = crossing.consumers if layout.recomputes else crossing.saved_by
+    return any(layout.stage_of[block] == layout.stage_of[crossing.producer] for block in needed_by)
+
+
+def _recomputed_activations(ledger: _Ledger, found: Found, homes: Ints) -> None:
+    """The forward pass keeps what each block reads; R makes the rest again, for the backward of one block."""
+    layout, profile = found.layout, found.layout.profile
+    blocks, stages = layout.blocks, layout.stage_of
+    kept: list[list[Crossing]] = [[] for _ in blocks]  # what a block is the first to read: its backward is the last
+    flows: list[list[Crossing]] = [[] for _ in blocks]  # whose gradients its backward hands to the block before
+    for c in profile.crossings:
+        readers = [block for block in c.consumers if stages[block] == stages[c.producer]]
+        if readers:
+            kept[readers[0]].append(c)
+            for block in range(c.producer + 1, readers[-1] + 1) if c.needs_grad else ():
+                flows[block].append(c)
+    home = homes[stages]
+    again, back = found.ops(Kind.R, stages, units=blocks), found.ops(Kind.B, stages, units=blocks)
+    inputs = found.by_size(lambda b, n: sum(bytes_of(c, n) for c in kept[b]), len(blocks))
+    ledger.add(Value.SAVED, inputs, home, found.ops(Kind.F, stages), back, (again, back))
+    inside = found.by_size(lambda b, n: profile.total("saved_bytes", b, b + 1, n), len(blocks))
+    ledger.add(Value.SAVED, inside, home, again, back, (back,))
+    after = [b for b in blocks if b and stages[b - 1] == stages[b]]
+    passed = found.by_size(lambda b, n: sum(bytes_of(c, n) for c in flows[b]), len(blocks))[after]
+    before = back[[b - 1 for b in after]]
+    ledger.add(Value.BOUNDARY, passed, home[after], back[after], before, (before,))
+
+
+def _workspace(ledger: _Ledger, found: Found, homes: Ints) -> None:
     """Alive only while an operation runs: the worst block of those that it covers."""
-    profile, layout = found.layout.profile, found.layout
-    first, last = layout.plan.bounds[stage]
+    layout, profile = found.layout, found.layout.profile
+    stages = range(layout.plan.pp)
 
-    def worst(quantity: str, low: int, high: int) -> Ints:
-        blocks = range(low, high)
-        return _by_size(samples, lambda n: round(max(profile.total(quantity, b, b + 1, n) for b in blocks)))
+    def worst(quantity: str) -> Callable[[int, int], float]:
+        bounds = layout.plan.bounds
+        return lambda stage, n: max(profile.total(quantity, b, b + 1, n) for b in range(*bounds[stage]))
 
-    pairs = [(found.ops(Kind.F, stage), worst("forward_workspace_bytes", first, last))]
+    def add(ops: Ints, size: Ints, home: Ints) -> None:
+        there = (ops >= 0) & (size > 0)
+        ledger.add(Value.WORKSPACE, size[there], home[there], ops[there], ops[there])
+
+    forward = found.by_size(worst("forward_workspace_bytes"), len(stages))
+    add(found.ops(Kind.F, stages), forward, homes)
     if layout.recomputes:
-        for block in range(first, last):
-            pairs.append((found.ops(Kind.B, stage, unit=block), worst("backward_workspace_bytes", block, block + 1)))
-    else:
-        heavy = worst("backward_workspace_bytes", first, last)
-        pairs += [(found.ops(Kind.B, stage, unit=u), heavy) for u in range(max(1, len(layout.buckets[stage])))]
-    for op, size in pairs:
-        there = (op >= 0) & (size > 0)
-        ledger.add(Value.WORKSPACE, size[there], home[there], op[there], op[there], ())
+        ops = found.ops(Kind.B, layout.stage_of, units=layout.blocks)
+        own = found.by_size(lambda b, n: profile.total("backward_workspace_bytes", b, b + 1, n), len(layout.blocks))
+        add(ops, own, homes[layout.stage_of])
+        return
+    backward = found.by_size(worst("backward_workspace_bytes"), len(stages))
+    pieces = [(stage, unit) for stage in stages for unit in range(max(1, len(layout.buckets[stage])))]
+    of = [stage for stage, _ in pieces]
+    add(found.ops(Kind.B, of, units=[unit for _, unit in pieces]), backward[of], homes[of])
 
 
-def _gradients(
-    ledger: _Ledger, found: Found, stage: int, homes: Ints, group: Ints, groups: tuple[tuple[int, ...], ...]
-) -> None:
+def _gradients(ledger: _Ledger, found: Found, ranks: Ints) -> None:
     """Gradients of the weights, and the facts that exchange, norm and step wait for."""
-    layout = found.layout
-    plan = layout.plan
-    first, last = plan.bounds[stage]
-    size = sum(p.bytes for p in layout.profile.parameters_of(first, last) if p.trainable)
-    step = found.once(Kind.STEP, stage)
-    home = np.repeat(homes, found.steps)
-    passes = found.backward(stage, final=True).reshape(-1, plan.micro)
-    norm = found.once(Kind.NORM, stage) if (found.ops(Kind.NORM, stage) >= 0).any() else None
+    layout, plan = found.layout, found.layout.plan
+    stages = range(plan.pp)
+    home = np.repeat(ranks, found.steps, axis=1)
+    step = found.once(Kind.STEP, stages)
+    clips = found.layout.clips
+    norm = np.repeat(found.once(Kind.NORM, [0]), plan.pp, axis=0) if clips else np.full_like(step, -1)
+    trainable = [[p for p in parameters if p.trainable] for parameters in layout.parameters]
     if plan.dp > 1:  # buckets keep the gradients from step to step
-        never = np.full(len(homes), -1, dtype=np.int64)
-        ledger.add(Value.GRADIENTS, size, homes, never, never, ())
+        sizes = np.array([sum(p.bytes for p in parameters) for parameters in trainable])
+        never = np.full(ranks.shape, -1, dtype=np.int64)
+        ledger.add(Value.GRADIENTS, sizes[:, None], ranks, never, never)
     else:
-        ledger.add(Value.GRADIENTS, size, home, passes.min(axis=1), step, (step,))
+        # Made by the first backward pass of a step: of the stage, or block by block.
+        pieces = layout.blocks if layout.recomputes else stages
+        of = layout.stage_of if layout.recomputes else stages
+        size = np.zeros(len(pieces), dtype=np.int64)
+        for stage, (first, last) in enumerate(plan.bounds):
+            for p in trainable[stage]:
+                # Backward comes to the last block first, and what it finds there the others add to.
+                size[max(b for b in p.blocks if first <= b < last) if layout.recomputes else stage] += p.bytes
+        ops = found.ops(Kind.B, of, units=pieces if layout.recomputes else ())
+        first_pass = found.passes(ops).min(axis=2)
+        ledger.add(Value.GRADIENTS, size[:, None], home[of], first_pass, step[of], (step[of],))
+    complete = found.passes(found.backward(stages, final=True)).max(axis=2)  # later operations have higher numbers
+    if clips:
+        ledger.add(Value.TOKEN, 0, home, complete, norm, (norm,))
+        ledger.add(Value.TOKEN, 0, home, norm, step, (step,))
     # Bucket k: the piece of backward that completes it → its exchange → the norm or the step.
-    readers = (step,) if norm is None else (norm, step)
-    for unit, bucket in enumerate(layout.buckets[stage]):
-        piece = found.ops(Kind.B, stage, unit=bucket.block if layout.recomputes else unit).reshape(-1, plan.micro)
-        complete = piece.max(axis=1)  # of the last pass: its operations have the highest numbers on their rank
-        reduce = _collective(found, Kind.REDUCE_GRAD, stage, unit, home)
-        ledger.add(Value.TOKEN, 0, home, complete, reduce, (reduce,))
-        ledger.add(Value.TOKEN, 0, home, reduce, step, readers)
-    most = max((len(buckets) for buckets in layout.buckets), default=0)
+    buckets = [(stage, unit) for stage in stages for unit in range(len(layout.buckets[stage]))]
+    of, units = [stage for stage, _ in buckets], [unit for _, unit in buckets]
+    cuts = [layout.buckets[stage][unit].block if layout.recomputes else unit for stage, unit in buckets]
+    piece = found.passes(found.ops(Kind.B, of, units=cuts)).max(axis=2)
+    reduce = found.shared(Kind.REDUCE_GRAD, of, units=units)
+    ledger.add(Value.TOKEN, 0, home[of], piece, reduce, (reduce,))
+    ledger.add(Value.TOKEN, 0, home[of], reduce, step[of], (norm[of], step[of]))
     for number, tie in enumerate(layout.ties):
-        if stage in tie.stages:
-            reduce = _collective(found, Kind.REDUCE_GRAD, tie.stages[0], most + number, home)
-            ledger.add(Value.TOKEN, 0, home, passes.max(axis=1), reduce, (reduce,))
-            ledger.add(Value.TOKEN, 0, home, reduce, step, readers)
-    if norm is not None:
-        everywhere = np.tile(found.once(Kind.NORM, 0), 1)
-        ledger.add(Value.TOKEN, 0, home, everywhere, step, (step,))
+        holders = list(tie.stages)
+        reduce = found.shared(Kind.REDUCE_GRAD, [holders[0]] * len(holders), [layout.first_tie + number] * len(holders))
+        ledger.add(Value.TOKEN, 0, home[holders], complete[holders], reduce, (reduce,))
+        ledger.add(Value.TOKEN, 0, home[holders], reduce, step[holders], (norm[holders], step[holders]))
 
 
-def _collective(found: Found, kind: Kind, stage: int, unit: int, home: Ints) -> Ints:
-    """A collective is one operation for all replicas, found under the first; repeated for each of its members."""
-    per_step = found.once(kind, stage, unit).reshape(-1, found.steps)[0]
-    return np.tile(per_step, len(home) // found.steps)
+def _counts(ledger: _Ledger, found: Found, ranks: Ints) -> None:
+    """What the last stage shares with its replicas: the count before its first backward pass, the loss at the end."""
+    layout = found.layout
+    final = [layout.plan.pp - 1]
+    home = np.repeat(ranks[final], found.steps, axis=1)
+    if layout.counts:
+        count = found.shared(Kind.COUNT, final)
+        first = found.passes(found.backward(final, final=False)).min(axis=2)
+        ledger.add(Value.TOKEN, 0, home, count, first, (first,))
+    if layout.plan.dp > 1:
+        loss = found.shared(Kind.LOSS, final)
+        ledger.add(Value.TOKEN, 0, home, found.passes(found.ops(Kind.F, final)).max(axis=2), loss, (loss,))
 
 
-def _edge(ledger: _Ledger, found: Found, edge: Edge, source: Ints, target: Ints, size: Ints) -> None:
+def _edges(ledger: _Ledger, found: Found, homes: Ints, payload: Ints) -> None:
     """A message there, and where gradients flow one back."""
     profile, layout = found.layout.profile, found.layout
-    first, last = layout.plan.bounds[edge.source]
-    send, take = found.ops(Kind.SEND_F, edge.source, edge.target), found.ops(Kind.RECV_F, edge.target, edge.source)
-    forward, then = found.ops(Kind.F, edge.source), found.ops(Kind.F, edge.target)
-    final = found.backward(edge.target, final=True)
-    samples = np.array(layout.sizes, dtype=np.int64)[found.replica, found.micro]
-    # What the sender's own backward keeps anyway is not counted a second time.
-    fresh = tuple(n for n in edge.crossings if not any(first <= b < last for b in profile.crossings[n].saved_by))
-    out = _by_size(samples, lambda n: message_bytes(profile, fresh, n))
-    ledger.add(Value.BOUNDARY, out, source, forward, send, (send,))
-    ledger.add(Value.MESSAGE, size[send], -1, send, take, (take,))
-    again = (
-        ()
-        if not layout.recomputes
-        else tuple(found.ops(Kind.R, edge.target, unit=block) for block in range(*layout.plan.bounds[edge.target]))
-    )
-    ledger.add(Value.BOUNDARY, size[take], target, take, final, (then, *again, final))
-    if not edge.gradients:
-        return
-    give, get = found.ops(Kind.SEND_B, edge.target, edge.source), found.ops(Kind.RECV_B, edge.source, edge.target)
-    begin, over = found.backward(edge.source, final=False), found.backward(edge.source, final=True)
-    ledger.add(Value.BOUNDARY, size[give], target, final, give, (give,))
-    ledger.add(Value.MESSAGE, size[give], -1, give, get, (get,))
-    ledger.add(Value.BOUNDARY, size[get], source, get, over, (begin, np.where(over != begin, over, -1)))
-
-
-def _by_size(samples: Ints, bytes_for) -> Ints:  # type: ignore[no-untyped-def]
-    """A function of the micro-batch size, worked out once for each size that occurs."""
-    found = np.zeros(len(samples), dtype=np.int64)
-    for size in np.unique(samples):
-        found[samples == size] = bytes_for(int(size))
-    return found
+    edges = layout.edges
+    source, target = [e.source for e in edges], [e.target for e in edges]
+    send, take = found.ops(Kind.SEND_F, source, target), found.ops(Kind.RECV_F, target, source)
+    # What the sender keeps anyway is not counted a second time.
+    fresh = [tuple(n for n in e.crossings if not _keeps(layout, profile.crossings[n])) for e in edges]
+    out = found.by_size(lambda e, n: message_bytes(profile, fresh[e], n), len(edges))
+    ledger.add(Value.BOUNDARY, out, homes[source], found.ops(Kind.F, source), send, (send,))
+    ledger.add(Value.MESSAGE, payload[send], -1, send, take, (take,))
+    final = found.backward(target, final=True)
+    arrived = ledger.add(
+        Value.BOUNDARY, payload[take], homes[target], take, final, (found.ops(Kind.F, target), final)
+    )  # fmt: skip
+    if layout.recomputes:
+        again = [(number, block) for number, e in enumerate(edges) for block in range(*layout.plan.bounds[e.target])]
+        stages = [target[number] for number, _ in again]
+        ledger.reads(found.ops(Kind.R, stages, units=[b for _, b in again]), arrived[[number for number, _ in again]])
+    back = [number for number, e in enumerate(edges) if e.gradients]
+    source, target = [source[number] for number in back], [target[number] for number in back]
+    give, get = found.ops(Kind.SEND_B, target, source), found.ops(Kind.RECV_B, source, target)
+    begin, over = found.backward(source, final=False), found.backward(source, final=True)
+    ledger.add(Value.BOUNDARY, payload[give], homes[target], final[back], give, (give,))
+    ledger.add(Value.MESSAGE, payload[give], -1, give, get, (get,))
+    readers = (begin, np.where(over != begin, over, -1))
+    ledger.add(Value.BOUNDARY, payload[get], homes[source], get, over, readers)
