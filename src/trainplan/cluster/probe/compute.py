@@ -39,17 +39,21 @@ def prepare(team: Team, quick: bool) -> Round:
     source = torch.zeros(copied // 4, device=team.device)
     target = torch.empty_like(source)
     kernel = Kernel(team.device)
+    hosts = {}
+    if cuda and team.rank == 0:
+        hosts = {kind: torch.zeros(64 * MIB // 4, pin_memory=kind == "pinned") for kind in ("pinned", "pageable")}
     repeats = 2 if quick else 3
+    deep = 10 if cuda else 1  # a GPU is given several at once, so that the host's part does not show
 
     def one_round(record: Record) -> None:
         for name, factor in factors.items():
             torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-            record(f"product.{name}", 2 * len(factor) ** 3 / seconds(team, partial(torch.matmul, factor, factor)))
+            record(f"product.{name}", 2 * len(factor) ** 3 / seconds(team, partial(torch.matmul, factor, factor), deep))
         torch.backends.cuda.matmul.allow_tf32 = False
         if team.rank == 0:
-            record("copy", 2 * copied / seconds(team, partial(target.copy_, source)))  # read once, written once
-            if cuda:
-                _host_copies(team, target, record)
+            record("copy", 2 * copied / seconds(team, partial(target.copy_, source), deep))  # read once, written once
+            for kind, host in hosts.items():
+                _host_copies(team, kind, host, target[: host.numel()], record)
         for busy in levels(team.count):
             team.barrier()
             if team.rank < busy:
@@ -80,13 +84,11 @@ def _factors(team: Team) -> dict[str, torch.Tensor]:
     return {name: torch.randn(sides[name], sides[name], device=team.device).to(kind) for name, kind in kinds.items()}
 
 
-def _host_copies(team: Team, on_device: torch.Tensor, record: Record) -> None:
-    """Bytes per second between device and host memory, pinned and not, both ways."""
-    for kind in ("pinned", "pageable"):
-        host = torch.empty(on_device.shape, pin_memory=kind == "pinned")
-        size = host.numel() * host.element_size()
-        record(f"host.{kind}", size / seconds(team, partial(on_device.copy_, host, non_blocking=True)))
-        record(f"host.{kind}", size / seconds(team, partial(host.copy_, on_device, non_blocking=True)))
+def _host_copies(team: Team, kind: str, host: torch.Tensor, on_device: torch.Tensor, record: Record) -> None:
+    """Bytes per second from the host's memory to the device's, and back."""
+    size = host.numel() * host.element_size()
+    record(f"host.{kind}", size / seconds(team, partial(on_device.copy_, host, non_blocking=True)))
+    record(f"host.{kind}", size / seconds(team, partial(host.copy_, on_device, non_blocking=True)))
 
 
 def _memory(team: Team, before: int) -> dict[str, int]:

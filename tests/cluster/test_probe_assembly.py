@@ -1,0 +1,123 @@
+"""What the probe makes of samples, with workers that only pretend: a GPU that is not here, and the cache."""
+
+import pytest
+
+from trainplan.cluster.parse import cluster
+from trainplan.cluster.probe import machine
+from trainplan.cluster.probe import probe as probing
+
+
+def _results(device="", sharers=1):
+    """Samples of two workers on a machine of round numbers: 100 µs, 1 GB/s, half of communication felt."""
+    sizes = (1, 4096, 10**6)
+    first = {"product.fp32": [1e11, 3e11, 2e11], "copy": [2e10], "busy.1": [1.0], "busy.2": [1.2], "rounds": [3, 3, 3]}
+    first["memory"] = [{"taken": 3 * 2**30, "tensors": 2**30, "total": 80 * 2**30}]
+    first |= {f"p2p.0.1.{size}": [1e-4 + size / 1e9] for size in sizes}
+    if device:
+        first |= {"host.pinned": [5e10, 6e10], "host.pageable": [2e9]}
+    felt = {"alone": 1.0, "communication": 0.5, "issue": 0.0, "together": 1.25, "after": 0.0}
+    moments = {f"all_reduce.2.{size}": [(0.0, 2e-4 + size / 5e8)] for size in sizes}
+    workers = [first | moments | {"overlap.send": [felt]}, moments | {"overlap.receive": [felt]}]
+    for worker in workers:
+        worker |= {"overlap.collective": [felt], "message": [2e-5, 4e-5, 3e-5]}
+    return [{"samples": worker, "device": device, "sharers": sharers, "torch": "2.13.0"} for worker in workers]
+
+
+@pytest.fixture
+def pretend(monkeypatch, tmp_path):
+    """Workers that return `_results` at once; counts how often they were asked."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = []
+
+    def arrange(**kind):
+        def run(module, count, settings, **rest):
+            asked.append(settings)
+            return _results(**kind)
+
+        monkeypatch.setattr(probing, "run_workers", run)
+        return asked
+
+    return arrange
+
+
+def test_cores(pretend):
+    pretend()
+    found = probing.probe(2)
+    device, link = found.device(1), found.link(0, 1)
+    assert (device.name, device.flops, device.memory_rate) == ("cpu", {"fp32": 2e11}, 2e10)
+    assert device.memory_bytes == machine.memory_bytes() // 2
+    assert device.context_bytes == 3 * 2**30
+    assert (link.latency_s, link.rate) == (pytest.approx(1e-4, rel=1e-3), pytest.approx(1e9, rel=0.01))
+    assert link.message_s == 3e-5
+    assert (found.slowdown.send, found.slowdown.receive, found.slowdown.collective) == (2.0, 2.0, 2.0)
+    assert found.contention == (1.0, 1.2)
+    assert [(curve.op, curve.ranks) for curve in found.collectives] == [("p2p", 2), ("all_reduce", 2)]
+
+
+def test_workers_that_share_a_gpu(pretend):
+    pretend(device="NVIDIA A100-SXM4-80GB", sharers=2)
+    found = probing.probe(2, device="cuda", backend="gloo")
+    device = found.device(0)
+    assert (found.backend, device.name) == ("gloo-staged", "A100-80")
+    assert device.memory_bytes == 40 * 2**30
+    assert device.context_bytes == 2**29  # 3 GiB taken, 1 GiB of it by each worker's tensors
+    assert device.host_rate == 5.5e10
+    assert "pageable: 2.0 GB/s" in device.sources["host_link"]
+    assert any("2 workers share one GPU" in note for note in found.notes)
+
+
+def test_measured_once_and_again_when_asked(pretend, tmp_path):
+    asked = pretend()
+    first = probing.probe(2)
+    assert probing.probe(2) == first
+    assert probing.probe(2, quick=True) == first  # a full probe answers a quick question
+    assert len(asked) == 1
+    probing.probe(2, refresh=True)
+    assert len(asked) == 2
+    probing.probe(2, threads=2)  # another question
+    assert len(asked) == 3
+    assert len(list((tmp_path / "trainplan").iterdir())) == 2
+    probing.probe(4, cache=False)
+    probing.probe(4, cache=False)
+    assert len(asked) == 5
+    assert len(list((tmp_path / "trainplan").iterdir())) == 2
+
+
+def test_a_broken_memory_is_replaced(pretend, tmp_path):
+    asked = pretend()
+    first = probing.probe(2)
+    (file,) = (tmp_path / "trainplan").iterdir()
+    file.write_text("{half a fi")
+    probing.probe(2)
+    assert len(asked) == 2
+    assert probing.probe(2).nodes[0].devices == first.nodes[0].devices
+    assert len(asked) == 2
+
+
+def test_a_busy_machine_is_said(pretend, monkeypatch):
+    pretend()
+    monkeypatch.setattr(machine.Load, "of_others", lambda self: 0.4)
+    found = probing.probe(2)
+    assert any(note.startswith("other processes used 40.0 %") for note in found.notes)
+    monkeypatch.setattr(machine.Load, "of_others", lambda self: 0.01)
+    assert not any("other processes" in note for note in probing.probe(2, refresh=True).notes)
+
+
+def test_too_many_workers_for_the_cores_is_said(pretend, monkeypatch):
+    pretend()
+    monkeypatch.setattr(machine, "cores", lambda: 1)
+    assert "2 workers of 1 thread share 1 core" in probing.probe(2).notes
+
+
+def test_by_default_one_worker_a_core_under_the_name_local(pretend, monkeypatch):
+    pretend()
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    assert (probing.probe().name, probing.probe(2).name) == ("local", "2xlocal")
+
+
+def test_the_short_form_local_is_the_probe(pretend):
+    asked = pretend()
+    assert cluster("2xlocal:cpu") == probing.probe(2)
+    assert len(asked) == 1
+    cluster("2xlocal:cpu", refresh=True)
+    assert len(asked) == 2
