@@ -2,4 +2,26 @@
 
 import os
 
+import pytest
+
+import evidence
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+EVIDENCE = pytest.StashKey[evidence.Evidence]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--write-evidence", action="store_true", help="rewrite plan/evidence.json from the markers")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "system(key, letter): this test backs a letter (P, S, R) of a system")
+    config.stash[EVIDENCE] = evidence.Evidence(config)
+    config.pluginmanager.register(config.stash[EVIDENCE])
+
+
+@pytest.fixture
+def gathered(request):
+    """The markers of this session, and what became of their tests."""
+    return request.config.stash[EVIDENCE]

@@ -100,14 +100,17 @@ def text(choices: Request | Plan) -> str:
     >>> from trainplan.plan.plan import plan
     >>> text(plan(dp=4)), text(plan(pp=2, schedule="gpipe", micro=8, stages=(3,), blocks=6))
     ('dp=4 bucket=25MiB', 'pp=2 schedule=gpipe micro=8 stages=3')
+    >>> text(plan(pp=2, stages=(3,), blocks=6))
+    'pp=2 schedule=naive micro=1 stages=3'
     """
     words = []
     for field in _ORDER:
         value = getattr(choices, field, None)
         if value is None:
             continue
-        if isinstance(choices, Plan) and value == _USUAL.get(field):
-            continue
+        pipelined = isinstance(choices, Plan) and choices.pp > 1 and field in ("schedule", "micro")
+        if isinstance(choices, Plan) and value == _USUAL.get(field) and not pipelined:
+            continue  # a pipeline always says its order of work and its micro-batches: they are searched for otherwise
         if isinstance(choices, Plan) and field == "bucket" and choices.dp == 1:
             continue  # without replicas there is nothing to put into buckets
         if field in _SIZES:

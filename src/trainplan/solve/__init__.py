@@ -1,1 +1,1 @@
-
+"""From a request to a plan: whatever was left open is chosen here, by algorithms that are held against brute force."""

@@ -1,1 +1,1 @@
-
+"""Where to cut the chain of blocks into stages."""

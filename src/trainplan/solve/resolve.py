@@ -1,0 +1,126 @@
+"""From a request to a plan: whatever was left open is chosen, and the choice is explicit afterwards.
+
+    shape    replicas, stages, order of work            by rule (shape.py)
+    micro    micro-batches                              by simulating a few
+    stages   where to cut                               exact bottleneck partition within the memory limit; cuts with
+                                                        less traffic are simulated beside it
+    bucket   gradients that travel together             by simulating a few sizes
+
+What the simulator decides here is what it predicts afterwards, so a plan is never chosen by another model than the one
+that it is judged by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from trainplan.cluster.cluster import Cluster
+from trainplan.plan import rules
+from trainplan.plan.plan import Plan, Request, open_fields
+from trainplan.predict.predict import Prediction, predict
+from trainplan.profile.profile import Profile
+from trainplan.solve.limits import limited, usable
+from trainplan.solve.partition.bottleneck import bottleneck
+from trainplan.solve.partition.ranges import Tables, in_flight
+from trainplan.solve.shape import micro_counts, shape
+from trainplan.units import MIB
+
+BUCKETS = (1 * MIB, 4 * MIB, 8 * MIB, 25 * MIB, 64 * MIB)
+SLACKS = (0.05, 0.25)  # how much slower the slowest stage may be for the sake of less traffic
+_NOTHING = 1e-3  # a gain that no prediction is good enough to promise
+_REPAIRS = 4  # times that the limit is tightened when the estimate of a stage's bytes was too low
+
+
+def resolve(request: Request, profile: Profile, cluster: Cluster, batch: int, tables: Tables | None = None) -> Plan:
+    """The plan that a request stands for on this model, cluster and batch. `tables` may be shared between calls."""
+    return solve(request, profile, cluster, batch, tables).plan
+
+
+def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tables: Tables | None = None) -> Prediction:
+    """The plan, with the prediction by which it was chosen."""
+    cluster, tables = limited(cluster, request.memory), tables or Tables(profile)
+    sketch = shape(request, len(profile.blocks), cluster.world, batch)
+    left = open_fields(request)
+    counts = [sketch.micro]
+    if "micro" in left and (sketch.pp > 1 or sketch.key == "accumulate"):
+        counts = micro_counts(sketch, batch)
+    tried = [draft(replace(sketch, micro=count), cluster, batch, tables) for count in counts]
+    return refine(best(tried), left, cluster, batch, tables)
+
+
+def best(predictions: Sequence[Prediction]) -> Prediction:
+    """The fastest that fits; where none does, the one that is least over. The first of those that hardly differ."""
+    found = predictions[0]
+    for trial in predictions[1:]:
+        if trial.fits:
+            better = not found.fits or trial.step_s < found.step_s * (1 - _NOTHING)
+        else:
+            better = not found.fits and trial.peak_bytes / trial.limit_bytes < found.peak_bytes / found.limit_bytes
+        found = trial if better else found
+    return found
+
+
+def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
+    """A first plan from a sketch: cut into balanced stages that fit, where it is not cut yet."""
+    if sketch.pp > 1 and not sketch.stages:
+        sketch = replace(sketch, stages=cuts(sketch, batch, tables, usable(cluster)))
+    return _predict(sketch, cluster, batch, tables)
+
+
+def refine(found: Prediction, left: Collection[str], cluster: Cluster, batch: int, tables: Tables) -> Prediction:
+    """The best of a plan and those with other cuts and buckets, where these were left open."""
+    if "stages" in left and found.plan.pp > 1:
+        found = _recut(found, cluster, batch, tables)
+    if "bucket" in left and found.plan.dp > 1:
+        sizes = [size for size in bucket_sizes(found.plan, tables.profile) if size != found.plan.bucket]
+        trials = [_predict(replace(found.plan, bucket=size), cluster, batch, tables) for size in sizes]
+        found = best([found, *trials])
+    return found
+
+
+def _recut(found: Prediction, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
+    def trial(limit: float, slack: float = 0.0) -> tuple[int, ...]:
+        return cuts(found.plan, batch, tables, limit, slack)
+
+    limit = usable(cluster)
+    for _ in range(_REPAIRS):
+        if found.fits:
+            break
+        limit -= found.peak_bytes - found.limit_bytes
+        found = best([found, _predict(replace(found.plan, stages=trial(limit)), cluster, batch, tables)])
+    others = {trial(limit, slack) for slack in SLACKS} - {found.plan.stages}
+    return best([found, *(_predict(replace(found.plan, stages=c), cluster, batch, tables) for c in sorted(others))])
+
+
+def _predict(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
+    return predict(rules.check(plan, batch, cluster.world), tables.profile, cluster, batch)
+
+
+def bucket_sizes(plan: Plan, profile: Profile) -> list[int]:
+    """The bucket sizes that differ for this model: up to all gradients of a stage at once, in whole MiB."""
+    most = max(sum(p.bytes for p in profile.parameters_of(*bound) if p.trainable) for bound in plan.bounds)
+    whole = max(-(-most // MIB), 1) * MIB
+    return [*(size for size in BUCKETS if size < whole), whole]
+
+
+def cuts(plan: Plan, batch: int, tables: Tables, limit: float, slack: float = 0.0) -> tuple[int, ...]:
+    """The bottleneck partition within a limit of bytes; where there is none, the one that needs the least memory."""
+    local = max(rules.split(batch, plan.dp))
+    ranges = tables.at(max(rules.split(local, plan.micro)), plan.recompute)
+    held = in_flight(plan.schedule, plan.pp, plan.micro)
+    batch_bytes = tables.profile.input_bytes_per_sample * local
+
+    def within(limit: float) -> tuple[int, ...] | None:
+        return bottleneck(ranges.seconds, plan.pp, ranges.traffic, ranges.allowed(held, limit, batch_bytes), slack)
+
+    found = within(limit)
+    if found is not None:
+        return found
+    low, high = 0.0, float(ranges.fixed.max() + max(held) * ranges.each.max() + batch_bytes)
+    found = within(high) or ()
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        trial = within(middle)
+        low, high, found = (middle, high, found) if trial is None else (low, middle, trial)
+    return found

@@ -1,0 +1,74 @@
+"""The numbers and words that a request leaves open, where no search is needed to choose them.
+
+ddp                    as many replicas as there are devices
+gpipe, dapple, naive   as many stages as there are devices (and no more than blocks)
+anything else          one replica, one stage
+"""
+
+from __future__ import annotations
+
+from trainplan.errors import PlanError
+from trainplan.plan.plan import Plan, Request, plan
+from trainplan.plan.text import text
+
+USUAL_BUCKET = 25 * 2**20  # torch's
+
+
+def shape(request: Request, blocks: int, world: int, batch: int) -> Plan:
+    """A sketch of the plan: everything but `micro`, `stages` and `bucket` decided, those as usual where they are open.
+
+    Refused where it cannot be met, before anything is solved for it.
+
+    >>> found = shape(Request(schedule="gpipe"), blocks=18, world=4, batch=32)
+    >>> found.dp, found.pp, found.recompute, found.stages
+    (1, 4, 'none', ())
+    """
+    pp = request.pp if request.pp is not None else (len(request.stages) + 1 if request.stages else None)
+    dp = request.dp
+    if dp is None:
+        exchanges = request.exchange is not None or request.bucket is not None
+        dp = max(1, min(world // (pp or 1), batch)) if exchanges else 1
+    if pp is None:
+        pp = max(1, min(world // dp, blocks)) if request.schedule is not None else 1
+    _refuse(request, dp, pp, blocks, world, batch)
+    return plan(
+        dp=dp, pp=pp, micro=request.micro or 1, schedule=request.schedule or ("1f1b" if pp > 1 else "naive"),
+        stages=request.stages or (), recompute=request.recompute or "none",
+        exchange=request.exchange or "all-reduce", bucket=request.bucket or USUAL_BUCKET,
+        updates=request.updates or "sync", precision=request.precision or "fp32", overlap=request.overlap or "on",
+        blocks=blocks, key=request.key,
+    )  # fmt: skip
+
+
+def micro_counts(sketch: Plan, batch: int) -> list[int]:
+    """The numbers of micro-batches that are worth trying: powers of two, and multiples of the stages.
+
+    >>> micro_counts(plan(pp=3, schedule="1f1b"), batch=20)
+    [1, 2, 3, 4, 6, 8, 12, 16]
+    """
+    found = {2**k for k in range(10)}
+    if sketch.pp > 1:
+        found |= {sketch.pp * 2**k for k in range(4)}
+    return sorted(count for count in found if _least(sketch.key) <= count <= batch // sketch.dp)
+
+
+def _least(key: str) -> int:
+    return 2 if key == "accumulate" else 1
+
+
+def _refuse(request: Request, dp: int, pp: int, blocks: int, world: int, batch: int) -> None:
+    asked = f"plan {(request.key + ' ' + text(request)).strip()!r}"
+    if batch < 1:
+        raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
+    if pp > blocks:
+        raise PlanError(asked, f"{pp} stages, but the model has only {blocks} blocks", f"pp={blocks}")
+    if dp * pp > world:
+        fewer = f"dp={max(1, world // pp)} pp={pp}" if pp <= world else f"pp={world}"
+        raise PlanError(asked, f"it needs {dp} × {pp} = {dp * pp} devices, and there are {world}", fewer)
+    if batch < dp:
+        raise PlanError(asked, f"a batch of {batch} samples cannot be split over {dp} replicas", f"dp={batch}")
+    micro = max(request.micro or 1, _least(request.key))
+    if batch < dp * micro:
+        why = f"a batch of {batch} samples cannot be split over {dp} replica(s) × {micro} micro-batches"
+        fits = batch // dp
+        raise PlanError(asked, why, f"micro={fits}" if fits >= _least(request.key) else f"--batch {dp * micro}")

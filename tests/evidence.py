@@ -1,0 +1,77 @@
+"""Which tests back which letter of which system.
+
+    @pytest.mark.system("ddp", "P")
+    def test_ddp_…
+
+says that this test is why `trainplan systems` shows the letter P for ddp. `src/trainplan/plan/evidence.json` keeps
+those ids with the package; it must be exactly what is collected, and the tests in it must have been run and have
+passed (`tests/test_systems.py`, whose last test comes at the end of a session). Rewrite it after adding a marker:
+
+    pytest tests --collect-only -q --write-evidence
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parents[1] / "src" / "trainplan" / "plan" / "evidence.json"
+LAST = "test_every_backing_test_was_run_and_passed"
+DAILY = ("", "not slow and not gpu")  # what `-m` may say in a session that counts as whole
+
+Table = dict[str, dict[str, list[str]]]  # key → letter → ids
+
+
+def read(path: Path = FILE) -> Table:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def rows(table: Table) -> set[tuple[str, str, str]]:
+    return {(key, letter, test) for key, letters in table.items() for letter, ids in letters.items() for test in ids}
+
+
+class Evidence:
+    """A pytest plugin: gathers the markers, and what became of the tests that carry them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.table: Table = {}
+        self.files: set[str] = set()  # test files of which every test was collected
+        self.outcome: dict[str, str] = {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether this session is one of all the tests that run every day."""
+        root = Path(__file__).parent
+        places = {Path(self.config.invocation_params.dir, arg).resolve() for arg in self.config.args}
+        options = self.config.option
+        return places in ({root}, {root.parent}) and not options.keyword and options.markexpr in DAILY
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        # First, so that tests which -m or -k leave out are seen too.
+        single = {arg.split("::")[0] for arg in self.config.args if "::" in arg}
+        self.files = {item.nodeid.split("::")[0] for item in items} - single
+        for item in items:
+            for mark in item.iter_markers("system"):
+                key, letter = mark.args
+                ids = self.table.setdefault(key, {}).setdefault(letter, [])
+                if item.nodeid not in ids:
+                    ids.append(item.nodeid)
+        items.sort(key=lambda item: item.name == LAST)
+        if self.config.option.write_evidence:
+            if not self.whole:
+                raise pytest.UsageError("--write-evidence needs all tests: pytest tests --collect-only")
+            tidy = {
+                key: {letter: sorted(self.table[key][letter]) for letter in "PSR" if letter in self.table[key]}
+                for key in sorted(self.table)
+            }
+            FILE.write_text(json.dumps(tidy, indent=1) + "\n", encoding="utf-8")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.outcome != "passed":
+            self.outcome[report.nodeid] = report.outcome
+        elif report.when == "call":
+            self.outcome.setdefault(report.nodeid, "passed")
