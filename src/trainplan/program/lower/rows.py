@@ -15,6 +15,7 @@ from trainplan.program.lower.templates import Row, templates
 from trainplan.program.ops import Kind
 from trainplan.program.program import Ints
 from trainplan.program.schedules import SCHEDULES
+from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 # What an operation of a schedule becomes: the template of a stage that is put in its place.
 _HEAD, _FORWARD, _FIRST, _LATER, _LAST, _TAIL = range(6)
@@ -60,7 +61,10 @@ def entries(layout: Layout, steps: int) -> Entries:
     begin = np.concatenate([[0], np.cumsum(length)])
     row = np.repeat(body_start[body] - begin[:-1], length) + np.arange(begin[-1])
     lists = np.cumsum([0] + [steps * len(orders[s][0]) for _, _, s in pieces])
-    return Entries(table, row, np.repeat(micro, length), np.repeat(step, length), begin[lists])
+    # What is about the whole batch has no micro-batch, also where it stands among the rows of one.
+    whole = np.isin(table.kind, WITHOUT_MICRO_BATCH)
+    micro = np.where(whole[row], 0, np.repeat(micro, length))
+    return Entries(table, row, micro, np.repeat(step, length), begin[lists])
 
 
 def _bodies(order: Ints) -> tuple[Ints, Ints]:
