@@ -150,6 +150,7 @@ def test_chimera_p4_m4() -> None:
     for stage in range(4):
         for pipe in (0, 1):
             build.value(place(stage, pipe), f"w{stage}.0 on {place(stage, pipe)}", Value.WEIGHTS, 100)
+            build.value(place(stage, pipe), f"grad{stage} on {place(stage, pipe)}", Value.GRADIENTS, 100)
     rows = [
         "0F0 0F1 3F2^1 3B2^1 3F3^1 3B3^1 0B0 0B1",
         "1F0 2F2^1 1F1 2F3^1 2B2^1 1B0 2B3^1 1B1",
@@ -159,7 +160,8 @@ def test_chimera_p4_m4() -> None:
     pipeline(build, rows, place, stages=4)
     for stage in range(4):
         ranks = sorted({place(stage, 0), place(stage, 1)})
-        build.op(ranks, f"{stage}REDUCE_GRAD", makes={f"sum{stage}": (Value.TOKEN, 0)}, waits=False)
+        gradients = [f"grad{stage} on {rank}" for rank in ranks]
+        build.op(ranks, f"{stage}REDUCE_GRAD", reads=gradients, makes={f"sum{stage}": (Value.TOKEN, 0)}, waits=False)
     for rank in range(4):
         for stage in sorted({rank, 3 - rank}):
             build.op(rank, f"{stage}STEP^{int(stage != rank)}", reads=[f"sum{stage}@{rank}"])

@@ -72,7 +72,7 @@ def play(
         start, end, order = events.play(program, wiring, run, issue, slowdown or Slowdown())
     else:
         start, end, order = _play_lists(
-            program.lists.start, program.lists.items, program.waits, wiring.successors.start, wiring.successors.items,
+            program.lists.start, program.lists.items, program.waits, wiring.successor_start, wiring.successor_items,
             wiring.unmet, wiring.member_start, wiring.member_items, run, issue,
         )  # fmt: skip
     if len(order) < len(program):
@@ -97,7 +97,7 @@ def _play_lists(
     unmet = unmet0.copy()
     host = np.zeros(world)  # when the host of a rank is free to issue
     cursor = list_start[:-1].copy()
-    stack = np.empty(n, np.int64)
+    stack = np.empty(n, np.int32)
     top = 0
     # `start` holds the latest end among predecessors until the operation runs; `end` the time it was fully issued.
     for rank in range(world):

@@ -47,7 +47,7 @@ def play(
     policy = np.array(program.policy or (0,) * program.world, dtype=np.int64)
     factors = np.array([slowdown.send, slowdown.receive, slowdown.collective, slowdown.copy])
     return _play(
-        program.lists.start, program.lists.items, program.waits, wiring.successors.start, wiring.successors.items,
+        program.lists.start, program.lists.items, program.waits, wiring.successor_start, wiring.successor_items,
         wiring.unmet, wiring.member_start, wiring.member_items, wiring.free, policy, priority, program.rank,
         program.peer,
         noise[program.kind], factors, run, issue,

@@ -11,19 +11,23 @@ from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
-from trainplan.program.program import Ints, Program, Ragged
+from trainplan.program.program import Bools, Ints, Program, Ragged
+
+Small = NDArray[np.int32]  # walking the graph is bound by memory, and no program has 2³¹ operations
 
 
 @dataclass(frozen=True)
 class Wiring:
     """The graph that the clock and the check walk."""
 
-    successors: Ragged  # operation → operations that wait for it
-    unmet: Ints  # operation → how many operations it waits for, and lists that must come to it
-    member_start: Ints  # operation → ranks in whose lists it stands, as a ragged array
-    member_items: Ints
-    free: np.ndarray[tuple[int], np.dtype[np.bool_]]  # rank → decides by policy, so its list does not hold it back
+    successor_start: Small  # operation → operations that wait for it, as a ragged array
+    successor_items: Small
+    unmet: Small  # operation → how many operations it waits for, and lists that must come to it
+    member_start: Small  # operation → ranks in whose lists it stands, as a ragged array
+    member_items: Small
+    free: Bools  # rank → decides by policy, so its list does not hold it back
 
 
 def wire(program: Program) -> Wiring:
@@ -31,32 +35,25 @@ def wire(program: Program) -> Wiring:
     n = len(program)
     policies = np.array(program.policy or (0,) * program.world, dtype=np.int64)
     free = policies != 0
-    members = members_of(program)
+    groups = Ragged.of(program.groups)
+    member_start, member_items = _members(program.rank, program.group, groups.start, groups.items)
     start, items, unmet = _successors(
         n, program.reads.start, program.reads.items, program.value_maker,
         program.lists.start, program.lists.items, program.holds.start, program.holds.items,
-        program.resource_rank, free, members.start, members.items,
+        program.resource_rank, free, member_start, member_items,
     )  # fmt: skip
-    return Wiring(Ragged(start, items), unmet, members.start, members.items, free)
-
-
-def members_of(program: Program) -> Ragged:
-    """Operation → ranks that take part."""
-    if not program.groups:
-        return Ragged(np.arange(len(program) + 1, dtype=np.int64), program.rank)
-    groups = Ragged.of(program.groups)
-    start, items = _members(program.rank, program.group, groups.start, groups.items)
-    return Ragged(start, items)
+    return Wiring(start, items, unmet, member_start, member_items, free)
 
 
 @njit(cache=True)
-def _members(rank: Ints, group: Ints, group_start: Ints, group_items: Ints) -> tuple[Ints, Ints]:
+def _members(rank: Ints, group: Ints, group_start: Ints, group_items: Ints) -> tuple[Small, Small]:
+    """Operation → ranks that take part."""
     n = len(rank)
-    start = np.zeros(n + 1, np.int64)
+    start = np.zeros(n + 1, np.int32)
     for op in range(n):
         g = group[op]
         start[op + 1] = start[op] + (group_start[g + 1] - group_start[g] if g >= 0 else 1)
-    items = np.empty(start[n], np.int64)
+    items = np.empty(start[n], np.int32)
     for op in range(n):
         g = group[op]
         if g < 0:
@@ -70,11 +67,11 @@ def _members(rank: Ints, group: Ints, group_start: Ints, group_items: Ints) -> t
 @njit(cache=True)
 def _successors(
     n: int, read_start: Ints, read_items: Ints, maker: Ints, list_start: Ints, list_items: Ints, hold_start: Ints,
-    hold_items: Ints, resource_rank: Ints, free: np.ndarray, member_start: Ints, member_items: Ints,
-) -> tuple[Ints, Ints, Ints]:  # fmt: skip
+    hold_items: Ints, resource_rank: Ints, free: Bools, member_start: Small, member_items: Small,
+) -> tuple[Small, Small, Small]:  # fmt: skip
     # Counted first, filled second: a counting sort of the edges by their tail.
-    unmet = np.zeros(n, np.int64)
-    start = np.zeros(n + 2, np.int64)
+    unmet = np.zeros(n, np.int32)
+    start = np.zeros(n + 2, np.int32)
     world = len(list_start) - 1
     for op in range(n):
         for k in range(read_start[op], read_start[op + 1]):
@@ -89,7 +86,7 @@ def _successors(
         if fill == 1:
             for op in range(n):
                 start[op + 2] += start[op + 1]
-            items = np.empty(start[n + 1], np.int64)
+            items = np.empty(start[n + 1], np.int32)
             for op in range(n):
                 for k in range(read_start[op], read_start[op + 1]):
                     tail = maker[read_items[k]]
@@ -122,7 +119,7 @@ def _successors(
 def stuck(program: Program, wiring: Wiring) -> Ints:
     """The operations that can never run; empty for a program that ends."""
     done = _run_without_time(
-        program.lists.start, program.lists.items, program.waits, wiring.successors.start, wiring.successors.items,
+        program.lists.start, program.lists.items, program.waits, wiring.successor_start, wiring.successor_items,
         wiring.unmet, wiring.member_start, wiring.member_items, wiring.free,
     )  # fmt: skip
     return np.flatnonzero(~done)
@@ -130,13 +127,13 @@ def stuck(program: Program, wiring: Wiring) -> Ints:
 
 @njit(cache=True)
 def _run_without_time(
-    list_start: Ints, list_items: Ints, waits: np.ndarray, succ_start: Ints, succ_items: Ints, unmet0: Ints,
-    member_start: Ints, member_items: Ints, free: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    list_start: Ints, list_items: Ints, waits: Bools, succ_start: Small, succ_items: Small, unmet0: Small,
+    member_start: Small, member_items: Small, free: Bools,
+) -> Bools:  # fmt: skip
     n = len(unmet0)
     unmet = unmet0.copy()
     done = np.zeros(n, np.bool_)
-    stack = np.empty(n, np.int64)
+    stack = np.empty(n, np.int32)
     top = 0
     cursor = list_start[:-1].copy()
     for op in range(n):
@@ -163,8 +160,8 @@ def _run_without_time(
 
 @njit(cache=True)
 def _issue(
-    rank: int, cursor: Ints, list_start: Ints, list_items: Ints, waits: np.ndarray, unmet: Ints, stack: Ints, top: int,
-    free: np.ndarray,
+    rank: int, cursor: Ints, list_start: Ints, list_items: Ints, waits: Bools, unmet: Small, stack: Small, top: int,
+    free: Bools,
 ) -> int:  # fmt: skip
     """Let a rank's host go on, up to and with the next operation that it waits for."""
     if free[rank]:
