@@ -1,0 +1,297 @@
+"""What each kind of operation does: one function a kind.
+
+A handler returns how many instructions it took care of (None: one). More than one happens where torch does several of
+the program's operations in one call, and hooks note when each of them happened: a backward pass that completes gradient
+buckets on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainplan.engine import blockwise
+from trainplan.engine.instructions import Instruction
+from trainplan.engine.observed import Observed
+from trainplan.engine.recorder import now
+from trainplan.engine.runner import Runner
+from trainplan.engine.transport import Works
+from trainplan.program.ops import SENDS, Kind
+
+Handler = Callable[[Runner, Instruction, int], int | None]
+
+
+@dataclass
+class Pass:
+    """What a forward pass leaves for its backward."""
+
+    leaves: dict[str, Tensor]  # crossings that came in
+    made: dict[str, Tensor]  # crossings that go out, with their graph
+    loss: Tensor | None
+
+
+def _forward(run: Runner, op: Instruction, place: int) -> None:
+    if run.part.layout.recomputes:
+        blockwise.forward(run, op)
+        return
+    state, part = run.current, run.part
+    batch = state.parts[op.micro]
+    leaves = arrived(run, op)
+    synced = op.micro == _last_micro(run)
+    with nullcontext() if synced else part.no_sync():
+        made, output = part.module(leaves, batch, run.seeder(op.micro))
+    loss = weighted_loss(run, op.micro, output) if part.is_last else None
+    state.values[op.saved[0]] = Pass(leaves, made, loss)
+    hand_out(run, op, made)
+
+
+def arrived(run: Runner, op: Instruction) -> dict[str, Tensor]:
+    """The crossings that came in, as leaves of a new graph."""
+    found: dict[str, Tensor] = {}
+    for value, source in op.inputs:
+        needs = set(run.edge_names(Kind.SEND_B, source, op.stage))
+        for name, tensor in run.current.values[value].items():
+            found[name] = tensor.requires_grad_() if name in needs else tensor
+    return found
+
+
+def weighted_loss(run: Runner, micro: int, output: Any) -> Tensor:
+    """The loss of a micro-batch times its share in the mean of the whole batch."""
+    state = run.current
+    loss = run.part.loss.function(output, state.parts[micro].targets) * state.weights[micro]
+    value = loss.detach()
+    state.loss = value if state.loss is None else state.loss + value
+    return loss
+
+
+def hand_out(run: Runner, op: Instruction, made: dict[str, Tensor]) -> None:
+    """Put what other stages read where SEND_F will find it."""
+    for value, target in op.outputs:
+        run.current.values[value] = [made[name].detach() for name in run.edge_names(Kind.SEND_F, op.stage, target)]
+
+
+def gradients_in(run: Runner, op: Instruction) -> dict[str, Tensor]:
+    """The gradients that came back, summed where a crossing went to several stages."""
+    found: dict[str, Tensor] = {}
+    for value, _ in op.gradients:
+        for name, gradient in run.current.values[value].items():
+            found[name] = found[name] + gradient if name in found else gradient
+    return found
+
+
+def give_back(run: Runner, op: Instruction, gradients: dict[str, Tensor | None], leaves: dict[str, Tensor]) -> None:
+    """Put the gradients of what came in where SEND_B will find them."""
+    for value, source in op.backwards:
+        names = run.edge_names(Kind.SEND_B, source, op.stage)
+        found = [gradients[name] for name in names]
+        run.current.values[value] = [
+            torch.zeros_like(leaves[name]) if gradient is None else gradient
+            for name, gradient in zip(names, found, strict=True)
+        ]
+
+
+def _backward(run: Runner, op: Instruction, place: int) -> int | None:
+    if run.part.layout.recomputes:
+        blockwise.backward(run, op)
+        return None
+    state = run.current
+    done: Pass = state.values[op.held[0]]
+    roots: list[Tensor] = [] if done.loss is None else [done.loss]
+    seeds: list[Tensor | None] = [None] * len(roots)
+    for name, gradient in gradients_in(run, op).items():
+        if done.made[name].requires_grad:
+            roots.append(done.made[name])
+            seeds.append(gradient)
+    pieces = _pieces(run, place)
+    if len(pieces) > 1:
+        _backward_in_pieces(run, roots, seeds, pieces)
+    else:
+        with nullcontext() if op.micro == _last_micro(run) else run.part.no_sync():
+            torch.autograd.backward(roots, seeds)
+    final = next(piece for piece in reversed(pieces) if piece.kind is Kind.B)
+    give_back(run, final, {name: leaf.grad for name, leaf in done.leaves.items()}, done.leaves)
+    return len(pieces) if len(pieces) > 1 else None
+
+
+def _pieces(run: Runner, place: int) -> list[Instruction]:
+    """The operations that one backward call covers: B, REDUCE_GRAD, B.1, REDUCE_GRAD.1, …"""
+    first = run.list[place]
+    if run.part.layout.plan.dp == 1:
+        return [first]
+    found = [first]
+    for following in run.list[place + 1 :]:
+        same = following.kind is Kind.B and following.micro == first.micro and following.stage == first.stage
+        exchange = following.kind is Kind.REDUCE_GRAD and following.unit < len(run.part.layout.buckets[first.stage])
+        if not (same or exchange):
+            break
+        found.append(following)
+    return found
+
+
+def _backward_in_pieces(
+    run: Runner, roots: list[Tensor], seeds: list[Tensor | None], pieces: list[Instruction]
+) -> None:
+    """One backward pass; each bucket that becomes complete ends a piece and starts its exchange."""
+    compute = [p for p in pieces if p.kind is Kind.B]
+    exchange = [p for p in pieces if p.kind is Kind.REDUCE_GRAD]
+    since = now()
+
+    def ready(bucket: int) -> None:
+        nonlocal since
+        moment = now()
+        if bucket < len(compute):  # DDP's first step has other buckets than the later ones
+            run.recorder.note(compute[bucket].op, since, moment)
+        since = moment
+        if run.part.reducer is not None:
+            start_exchange(run, exchange[bucket], run.part.reducer.flat[bucket])
+
+    if run.part.reducer is not None:
+        run.part.reducer.watch(ready)
+        torch.autograd.backward(roots, seeds)
+        run.part.reducer.finish()
+    else:
+        assert isinstance(run.part.module, Observed)  # pure data parallelism
+        ops = [p.op for p in exchange]
+        run.part.module.watch(ready, lambda bucket, start, end: run.recorder.note(ops[bucket], start, end))
+        torch.autograd.backward(roots, seeds)
+
+
+def start_exchange(run: Runner, op: Instruction, flat: Tensor) -> None:
+    """Start the sum of a bucket over the replicas, and note when it is over."""
+    start = now()
+    work = run.part.transport.all_reduce(flat, run.part.groups[op.group])
+    run.current.pending[op.made] = Noted(Works([work], [flat]), lambda end: run.recorder.note(op.op, start, end))
+
+
+class Noted:
+    """A pending operation whose end is noted: when torch says so, or at the latest when somebody has waited."""
+
+    def __init__(self, works: Works, note: Callable[[float], None]) -> None:
+        self._works, self._note = works, note
+        self._end: float | None = None
+        works.works[0].get_future().add_done_callback(lambda _: self._stamp())
+
+    def _stamp(self) -> None:
+        if self._end is None:
+            self._end = now()
+            self._note(self._end)
+
+    def wait(self) -> None:
+        self._works.wait()
+        self._stamp()
+
+
+def _recompute(run: Runner, op: Instruction, place: int) -> None:
+    blockwise.recompute(run, op)
+
+
+def _send(run: Runner, op: Instruction, place: int) -> None:
+    tensors = run.current.values[op.reads[0]]
+    start = now()
+    run.current.sent.append(run.part.transport.send(tensors, op.peer, run.tag(op)))
+    run.recorder.note(op.op, start, now())
+
+
+def _reduce(run: Runner, op: Instruction, place: int) -> None:
+    """A bucket by itself (after a recomputed block), or the gradients of tied weights."""
+    part = run.part
+    if op.unit in part.tied:
+        members = part.tied[op.unit]
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in members]
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        start_exchange(run, op, flat)
+        waiting = run.current.pending[op.made]
+
+        class Back:
+            """The sum goes back into the gradients once it is there."""
+
+            def wait(self) -> None:
+                waiting.wait()
+                for p, piece in zip(members, flat.split([p.numel() for p in members]), strict=True):
+                    p.grad = piece.view_as(p)
+
+        run.current.pending[op.made] = Back()
+        return
+    if part.reducer is None:
+        raise AssertionError("a bucket without a reducer: the program and the engine disagree")
+    start_exchange(run, op, part.reducer.flat[op.unit])
+
+
+def _count(run: Runner, op: Instruction, place: int) -> None:
+    """Sum the number that the loss's mean is over; the weights were counts until now."""
+    state = run.current
+    total = torch.tensor([sum(state.weights)], dtype=torch.float64, device=run.part.stage.device)
+    run.part.transport.all_reduce(total, run.part.groups[op.group]).wait()
+    whole = float(total)
+    state.weights = [weight / whole for weight in state.weights]
+
+
+def _loss(run: Runner, op: Instruction, place: int) -> None:
+    state = run.current
+    assert state.loss is not None  # the last stage computes it before it sums it
+    state.loss = state.loss.to(torch.float64)
+    state.sent.append(Works([run.part.transport.all_reduce(state.loss, run.part.groups[op.group])], [state.loss]))
+
+
+def _norm(run: Runner, op: Instruction, place: int) -> None:
+    state = run.current
+    squares = [p.grad.detach().to(torch.float64).square().sum() for p in run.part.counted if p.grad is not None]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+    total = total.to(run.part.stage.device).reshape(1)
+    run.part.transport.all_reduce(total, run.part.groups[op.group]).wait()
+    state.norm = float(total) ** 0.5
+
+
+def _step(run: Runner, op: Instruction, place: int) -> None:
+    part, state = run.part, run.current
+    limit = part.layout.profile.clip_norm
+    if limit:
+        _clip(run, limit)
+    part.optimizer.step()
+    if part.scheduler is not None:
+        part.scheduler.step()
+    if part.reducer is None:
+        part.optimizer.zero_grad(set_to_none=True)
+    else:
+        part.reducer.zero()
+        for members in part.tied.values():
+            for parameter in members:
+                parameter.grad = None
+    state.values.clear()
+
+
+def _clip(run: Runner, limit: float) -> None:
+    """Scale the gradients so that their norm over all stages is at most the limit."""
+    state = run.current
+    parameters = [p for p in run.part.stage.parameters() if p.grad is not None]
+    if state.norm is None:
+        squares = [p.grad.detach().to(torch.float64).square().sum() for p in run.part.counted if p.grad is not None]
+        state.norm = float(torch.stack(squares).sum()) ** 0.5
+    scale = limit / (state.norm + 1e-6)
+    if scale < 1:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.mul_(scale)
+
+
+def _last_micro(run: Runner) -> int:
+    """The micro-batch whose backward pass completes the gradients."""
+    return next(i.micro for i in reversed(run.list) if i.kind is Kind.B)
+
+
+HANDLERS: dict[Kind, Handler] = {
+    Kind.F: _forward,
+    Kind.B: _backward,
+    Kind.R: _recompute,
+    **{kind: _send for kind in SENDS if kind in (Kind.SEND_F, Kind.SEND_B)},
+    Kind.REDUCE_GRAD: _reduce,
+    Kind.COUNT: _count,
+    Kind.LOSS: _loss,
+    Kind.NORM: _norm,
+    Kind.STEP: _step,
+}

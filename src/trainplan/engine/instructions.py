@@ -1,0 +1,80 @@
+"""The list of one rank, ready to be run: each operation with the values that it takes, leaves and gives up.
+
+The program says which values an operation reads and makes; what they *are* follows from who makes and who reads them:
+a value that RECV_F makes is an input of the stage, one that SEND_B reads is a gradient for the stage before, and so on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainplan.program.ops import RECEIVES, SENDS, Kind, Value
+from trainplan.program.program import Program
+
+Ends = tuple[tuple[int, int], ...]  # (value, stage at the other end)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One operation of a rank."""
+
+    op: int
+    kind: Kind
+    stage: int
+    unit: int
+    micro: int
+    peer: int  # rank at the other end of a message
+    peer_stage: int
+    group: int
+    bytes: int
+    reads: tuple[int, ...]
+    frees: tuple[int, ...]
+    made: int  # of a message or collective: the value that it makes on this rank; -1
+    inputs: Ends  # activations that came in
+    outputs: Ends  # activations to be sent
+    gradients: Ends  # gradients that came back
+    backwards: Ends  # gradients to be sent back
+    saved: tuple[int, ...]  # values that a forward pass leaves for backward
+    held: tuple[int, ...]  # values that an earlier pass left
+
+
+def instructions(program: Program, rank: int) -> list[Instruction]:
+    """The instructions of a rank, in the order of its list."""
+    reader: dict[int, int] = {}
+    for op in program.lists.row(rank):
+        for value in program.reads.row(int(op)):
+            if program.kind[op] in SENDS:
+                reader[int(value)] = int(op)
+    return [_instruction(program, int(op), rank, reader) for op in program.lists.row(rank)]
+
+
+def _instruction(program: Program, op: int, rank: int, sender: dict[int, int]) -> Instruction:
+    kind = Kind(int(program.kind[op]))
+    reads = [int(v) for v in program.reads.row(op) if program.value_rank[v] in (rank, -1)]
+    makes = [int(v) for v in program.makes.row(op) if program.value_rank[v] in (rank, -1)]
+    here = [v for v in makes if program.value_rank[v] == rank]
+
+    def came(through: Kind) -> Ends:
+        found = []
+        for value in reads:
+            maker = int(program.value_maker[value])
+            if maker >= 0 and program.kind[maker] == through:
+                found.append((value, int(program.peer_stage[maker])))
+        return tuple(found)
+
+    def leaves(through: Kind) -> Ends:
+        found = [(v, sender[v]) for v in makes if v in sender]
+        return tuple((v, int(program.peer_stage[by])) for v, by in found if program.kind[by] == through)
+
+    compute = kind in (Kind.F, Kind.B, Kind.R)
+    return Instruction(
+        op=op, kind=kind, stage=int(program.stage[op]), unit=int(program.unit[op]),
+        micro=int(program.micro_batch[op]), peer=int(program.peer[op]), peer_stage=int(program.peer_stage[op]),
+        group=int(program.group[op]), bytes=int(program.bytes[op]), reads=tuple(reads),
+        frees=tuple(int(v) for v in program.frees.row(op) if program.value_rank[v] in (rank, -1)),
+        made=here[0] if here and (kind in RECEIVES or not compute) else -1,
+        inputs=came(Kind.RECV_F) if compute else (), outputs=leaves(Kind.SEND_F),
+        gradients=came(Kind.RECV_B) if compute else (), backwards=leaves(Kind.SEND_B),
+        saved=tuple(v for v in here if compute and program.value_kind[v] == Value.SAVED),
+        held=tuple(v for v in reads if compute and program.value_kind[v] == Value.SAVED),
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""The oracle: one process that runs the same pieces one after the other.
+
+What every synchronous plan must equal: for each replica and each of its micro-batches in turn, forward and backward
+with the loss weighted by its count, then one optimizer step. Random numbers are seeded by what is computed; running
+statistics are those of replica 0. It shares nothing with the runner but the seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trainplan.engine.seeds import seed_of
+from trainplan.plan.plan import Plan
+from trainplan.plan.rules import micro_batches, split
+from trainplan.profile.capture.captured import Captured
+from trainplan.workload.batch import split as split_batch
+from trainplan.workload.workload import Batch, Workload
+
+
+@dataclass
+class Trained:
+    """Where training arrived."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)  # of every step, before clipping
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # of the optimizer, by parameter
+
+
+def train_alone(
+    plan: Plan,
+    workload: Workload,
+    captured: Captured,
+    values: Mapping[str, Tensor],
+    batches: Sequence[Batch],
+    seed: int,
+) -> Trained:
+    """Train in this process as the plan would, piece by piece."""
+    stage = captured.stage(0, len(captured.blocks)).bind(values)
+    parameters = {name: p for name, p in stage.named_parameters() if p.requires_grad}
+    optimizer = workload.optimizer(list(parameters.values()))
+    scheduler = workload.schedule(optimizer) if workload.schedule else None
+    trained = Trained()
+    for step, batch in enumerate(batches):
+        total = float(workload.loss.count(batch))
+        whole = 0.0
+        parts = split_batch(batch, split(batch.samples, plan.dp))
+        for replica, (part, sizes) in enumerate(zip(parts, micro_batches(plan, batch.samples), strict=True)):
+            for micro, piece in enumerate(split_batch(part, sizes)):
+
+                def seeded(block: int, replica: int = replica, micro: int = micro, step: int = step) -> None:
+                    torch.manual_seed(seed_of(seed, step, replica, micro, block))
+
+                with stage.buffers_kept() if replica else nullcontext():
+                    _, output = stage({}, piece, seeded)
+                    loss = workload.loss.function(output, piece.targets) * (workload.loss.count(piece) / total)
+                    loss.backward()  # inside: batch norm's backward wants its buffers as its forward left them
+                whole += float(loss.detach())
+        trained.losses.append(whole)
+        trained.gradients.append({n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None})
+        if workload.clip_norm:
+            torch.nn.utils.clip_grad_norm_(parameters.values(), workload.clip_norm)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+    trained.weights = {name: p.detach().clone() for name, p in stage.named_parameters()}
+    trained.buffers = {name: b.detach().clone() for name, b in stage.named_buffers()}
+    trained.state = optimizer_state(optimizer, parameters)
+    return trained
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, dict[str, Tensor]]:
+    """The optimizer's tensors by the name of the parameter that they belong to."""
+    return {
+        name: {key: v.detach().clone() for key, v in optimizer.state[p].items() if isinstance(v, Tensor)}
+        for name, p in parameters.items()
+        if p in optimizer.state
+    }

@@ -1,0 +1,196 @@
+"""One rank running its list, step after step.
+
+The runner is an interpreter: it goes through the instructions of its rank, waits for what each reads, hands it to the
+handler of its kind (`handlers.py`), notes when it started and ended, and drops the values that it frees. It decides
+nothing; everything that could be decided is in the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainplan.engine.instructions import Instruction, instructions
+from trainplan.engine.recorder import Recorder, now
+from trainplan.engine.reducer import Reducer
+from trainplan.engine.seeds import seed_of
+from trainplan.engine.transport import Form, Gloo, Message, Pending
+from trainplan.profile.capture.stage import Stage
+from trainplan.program.lower.layout import Layout
+from trainplan.program.ops import RECEIVES, SENDS, Kind
+from trainplan.program.program import Program
+from trainplan.workload.workload import Batch, Loss
+
+# Receives are posted this many ahead of the one that is needed next, so that a message can travel meanwhile.
+RECEIVES_AHEAD = 4
+
+
+@dataclass
+class Part:
+    """One stage of one replica, as this rank holds it."""
+
+    stage: Stage
+    layout: Layout
+    replica: int
+    number: int  # of the stage
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    transport: Gloo
+    groups: list[dist.ProcessGroup | None]  # of the program
+    seed: int
+    module: nn.Module  # what runs a forward pass: the stage itself, or DDP around it
+    reducer: Reducer | None = None
+    tied: dict[int, list[nn.Parameter]] = field(default_factory=dict)  # unit of a tie → its parameters
+    counted: tuple[nn.Parameter, ...] = ()  # parameters whose gradients this rank adds to the norm
+    no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.layout.plan.pp - 1
+
+
+@dataclass
+class StepState:
+    """What is alive within one step."""
+
+    number: int
+    parts: list[Batch]  # micro-batches of this replica
+    weights: list[float]  # share of each in the whole batch's mean
+    values: dict[int, Any] = field(default_factory=dict)
+    pending: dict[int, Pending] = field(default_factory=dict)  # value → what must be waited for before it is read
+    passes: dict[int, Any] = field(default_factory=dict)  # micro-batch → its recomputed pass (`blockwise.py`)
+    sent: list[Pending] = field(default_factory=list)
+    loss: Tensor | None = None  # weighted sum over this replica's micro-batches
+    norm: float | None = None
+
+
+class Runner:
+    """Interprets the list of one rank."""
+
+    def __init__(self, program: Program, rank: int, part: Part, recorder: Recorder) -> None:
+        from trainplan.engine.handlers import HANDLERS
+
+        self.program, self.rank, self.part, self.recorder = program, rank, part, recorder
+        self.list = instructions(program, rank)
+        self.handlers = HANDLERS
+        self.receives = [i for i in self.list if i.kind in RECEIVES]
+        self.edges = {(e.source, e.target): e for e in part.layout.edges}
+        self.names = [c.name for c in part.layout.profile.crossings]
+        self.shapes = {c.name: c.shape for c in part.stage.captured.crossings}
+        self.state: StepState | None = None
+        self._posted = 0
+        self._messages: dict[int, Message] = {}
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    def step(self, number: int, parts: list[Batch], weights: list[float]) -> StepState:
+        """Run the list once. `weights`: of each micro-batch in the mean of the whole batch."""
+        state = self.state = StepState(number, parts, weights)
+        self.recorder.step = number
+        self._posted = 0
+        self._messages = {}
+        self._post(RECEIVES_AHEAD)
+        place = 0
+        while place < len(self.list):
+            place += self._run(place, state)
+        for pending in state.sent:
+            pending.wait()
+        self.state = None
+        return state
+
+    def _run(self, place: int, state: StepState) -> int:
+        """Run the instruction at a place; how many instructions that took care of."""
+        instruction = self.list[place]
+        if instruction.kind in RECEIVES:
+            self._receive(instruction, state)
+            return 1
+        self._await(instruction, state)
+        start = now()
+        taken = self.handlers[instruction.kind](self, instruction, place) or 1
+        if taken == 1 and instruction.kind not in SENDS:
+            self.recorder.note(instruction.op, start, now())
+        for done in self.list[place : place + taken]:
+            self.free(done, state)
+        return taken
+
+    def _await(self, instruction: Instruction, state: StepState) -> None:
+        for value in instruction.reads:
+            pending = state.pending.pop(value, None)
+            if pending is not None:
+                pending.wait()
+
+    def free(self, instruction: Instruction, state: StepState) -> None:
+        """Drop what the program says is over."""
+        for value in instruction.frees:
+            state.values.pop(value, None)
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _post(self, count: int) -> None:
+        for instruction in self.receives[self._posted : self._posted + count]:
+            source, target = self._ends(instruction)
+            numbers = self._carried(instruction.kind, source, target)
+            samples = self.current.parts[instruction.micro].samples
+            forms: list[Form] = []
+            for number in numbers:
+                shape = self.shapes[self.names[number]]
+                forms.append((shape.at(samples), shape.dtype))
+            self._messages[instruction.op] = self.part.transport.receive(forms, instruction.peer, self.tag(instruction))
+        self._posted = min(self._posted + count, len(self.receives))
+
+    def _receive(self, instruction: Instruction, state: StepState) -> None:
+        """Wait for a message that was posted before; the time that it takes is what comes after its arrival."""
+        message = self._messages.pop(instruction.op)
+        message.wait()
+        arrived = now()
+        names = self.edge_names(instruction.kind, *self._ends(instruction))
+        state.values[instruction.made] = dict(zip(names, message.take(), strict=True))
+        self._post(1)
+        self.recorder.note(instruction.op, arrived, now())
+        self.free(instruction, state)
+
+    def _ends(self, instruction: Instruction) -> tuple[int, int]:
+        """Source and target stage of the edge that a message belongs to."""
+        forward = instruction.kind in (Kind.SEND_F, Kind.RECV_F)
+        sends = instruction.kind in SENDS
+        pair = (instruction.stage, instruction.peer_stage)
+        return pair if forward == sends else (pair[1], pair[0])
+
+    def _carried(self, kind: Kind, source: int, target: int) -> tuple[int, ...]:
+        edge = self.edges[source, target]
+        return edge.crossings if kind in (Kind.SEND_F, Kind.RECV_F) else edge.gradients
+
+    def edge_names(self, kind: Kind, source: int, target: int) -> list[str]:
+        """Names of the crossings that a message carries."""
+        return [self.names[n] for n in self._carried(kind, source, target)]
+
+    def tag(self, instruction: Instruction) -> int:
+        """The same number at both ends of a message, and no other message in flight between the two has it."""
+        source, target = self._ends(instruction)
+        edge = list(self.edges).index((source, target))
+        backward = int(instruction.kind in (Kind.SEND_B, Kind.RECV_B))
+        widest = max(len(e.crossings) for e in self.edges.values())
+        return ((edge * self.part.layout.plan.micro + instruction.micro) * 2 + backward) * widest
+
+    # -- for handlers -----------------------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> StepState:
+        assert self.state is not None  # handlers run within a step
+        return self.state
+
+    def seeder(self, micro: int) -> Callable[[int], None]:
+        """Seeds the generator before a block that draws random numbers."""
+        state, part = self.current, self.part
+
+        def seed(block: int) -> None:
+            torch.manual_seed(seed_of(part.seed, state.number, part.replica, micro, block))
+
+        return seed

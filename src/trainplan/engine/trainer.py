@@ -1,0 +1,292 @@
+"""Training under a plan, in the user's own loop.
+
+    trainer = trainplan.build(plan, workload)        # on every rank
+    for batch in batches:                            # the whole batch, the same on every rank
+        result = trainer.step(batch)                 # result.loss, result.seconds
+    trainer.evaluate(batch)
+    trainer.save("checkpoint")
+
+Each rank captures the model for itself (on the meta device), gets values only for its own stage, and runs its own list
+of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainplan.engine.observed import WARM_UP_STEPS, Observed
+from trainplan.engine.recorder import Recorder, now
+from trainplan.engine.reducer import Reducer
+from trainplan.engine.runner import Part, Runner
+from trainplan.engine.transport import transport
+from trainplan.engine.world import groups_of
+from trainplan.errors import PlanError, RunError
+from trainplan.plan.plan import Plan
+from trainplan.plan.rules import check as check_plan
+from trainplan.plan.rules import micro_batches, split
+from trainplan.plan.text import text
+from trainplan.profile.capture.captured import Captured, capture
+from trainplan.profile.capture.stage import Stage
+from trainplan.profile.profile import Profile
+from trainplan.profile.structure import structure
+from trainplan.program.check import check
+from trainplan.program.lower import lower
+from trainplan.program.lower.backend import backend as find_backend
+from trainplan.program.lower.layout import Layout
+from trainplan.program.ops import Kind
+from trainplan.program.program import Program
+from trainplan.program.timeline import Event
+from trainplan.workload.batch import split as split_batch
+from trainplan.workload.batch import to_device
+from trainplan.workload.workload import Batch, Workload
+
+_EVALUATION_TAG = 2**20  # beyond the tags of training
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did, as this rank knows it."""
+
+    step: int
+    loss: float | None  # of the whole batch; None on ranks that do not hold the last stage
+    seconds: float
+    samples: int
+
+
+class Trainer:
+    """One rank of a run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        workload: Workload,
+        captured: Captured,
+        values: Callable[[set[str]], Mapping[str, Tensor]],
+        *,
+        shape: Profile | None = None,
+        backend: str = "gloo",
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        compiled: bool = False,
+    ) -> None:
+        self.plan, self.workload, self.captured, self.seed, self.backend = plan, workload, captured, seed, backend
+        self.device = torch.device(device)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        if plan.world != world:
+            raise PlanError(f"plan {text(plan)!r}", f"it needs {plan.world} ranks, and {world} were started")
+        if plan.blocks != len(captured.blocks):
+            why = f"it was made for {plan.blocks} blocks, and the model has {len(captured.blocks)}"
+            raise PlanError(f"plan {text(plan)!r}", why, "making the plan again")
+        self.shape = shape or structure(captured, workload, workload.inputs(2, 0))
+        self.replica, self.number = self._place()
+        self.stage: Stage = captured.stage(*plan.bounds[self.number])
+        self.stage.bind(values(set(self.stage.holds)), self.device)
+        if compiled:
+            self.stage.compiled()
+        self.steps_done = 0
+        self.recorder = Recorder()
+        self._runners: dict[int, Runner] = {}
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._part: Part | None = None
+        self._evaluation: Stage | None = None
+
+    def _place(self) -> tuple[int, int]:
+        for replica, pipeline in enumerate(self.plan.placement):
+            for number, ranks in enumerate(pipeline):
+                if self.rank in ranks:
+                    return replica, number
+        raise PlanError(f"plan {text(self.plan)!r}", f"it has no place for rank {self.rank}")
+
+    # -- the program ------------------------------------------------------------------------------------------------
+
+    def program(self, batch: int) -> Program:
+        """The program of one step with a batch of so many samples."""
+        return self._runner(batch).program
+
+    def _runner(self, batch: int) -> Runner:
+        if batch not in self._runners:
+            check_plan(self.plan, batch)
+            program = check(lower(self.plan, self.shape, batch, self.backend))
+            self._runners[batch] = Runner(program, self.rank, self._part_for(program, batch), self.recorder)
+        return self._runners[batch]
+
+    def _part_for(self, program: Program, batch: int) -> Part:
+        """What the runners of all batch sizes share, made with the first."""
+        layout = Layout(self.plan, self.shape, batch, find_backend(self.backend), tuple(range(self.plan.dp)))
+        for ranks, group in zip(program.groups, self._new_groups(program.groups), strict=True):
+            self._groups.setdefault(ranks, group)
+        groups = [self._groups[ranks] for ranks in program.groups]
+        if self._part is not None:
+            return Part(**{**vars(self._part), "layout": layout, "groups": groups})
+        parameters = {name: p for name, p in self.stage.named_parameters() if p.requires_grad}
+        module: nn.Module = self.stage
+        reducer = None
+        if layout.observed:
+            module = Observed(self.stage, groups[0], self.plan.bucket)
+        elif self.plan.dp > 1:
+            reducer = Reducer(parameters, [bucket.names for bucket in layout.buckets[self.number]])
+        optimizer = self.workload.optimizer(list(parameters.values()))
+        most = max((len(buckets) for buckets in layout.buckets), default=0)
+        ties = {most + n: tie for n, tie in enumerate(layout.ties) if self.number in tie.stages}
+        elsewhere = {name for tie in ties.values() if tie.stages[0] != self.number for name in tie.names}
+        self._part = Part(
+            stage=self.stage, layout=layout, replica=self.replica, number=self.number, loss=self.workload.loss,
+            optimizer=optimizer,
+            scheduler=self.workload.schedule(optimizer) if self.workload.schedule else None,
+            transport=transport(self.backend, self.device), groups=groups, seed=self.seed, module=module,
+            reducer=reducer, tied={unit: [parameters[n] for n in tie.names] for unit, tie in ties.items()},
+            counted=tuple(p for name, p in parameters.items() if name not in elsewhere),
+            no_sync=module.no_sync if isinstance(module, Observed) else nullcontext,
+        )  # fmt: skip
+        return self._part
+
+    def _new_groups(self, groups: tuple[tuple[int, ...], ...]) -> list[dist.ProcessGroup | None]:
+        fresh = tuple(ranks for ranks in groups if ranks not in self._groups)
+        made = dict(zip(fresh, groups_of(fresh), strict=True)) if fresh else {}
+        return [made.get(ranks, self._groups.get(ranks)) for ranks in groups]
+
+    @property
+    def part(self) -> Part:
+        if self._part is None:
+            self._runner(self.workload.batch)
+        assert self._part is not None
+        return self._part
+
+    # -- training ---------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch, whole: int | None = None) -> StepResult:
+        """One optimizer step.
+
+        `batch` is the whole batch, of which this rank takes its replica's part; or, where `whole` is given, that part
+        itself, out of a batch of `whole` samples.
+        """
+        started = now()
+        total = whole or batch.samples
+        runner = self._runner(total)
+        own = self._own(batch, total, whole is not None)
+        parts = split_batch(to_device(own, self.device), micro_batches(self.plan, total)[self.replica])
+        state = runner.step(self.steps_done, parts, self._weights(parts, total))
+        self.steps_done += 1
+        loss = float(state.loss) if state.loss is not None else None
+        return StepResult(self.steps_done - 1, loss, now() - started, total)
+
+    def _own(self, batch: Batch, total: int, already: bool) -> Batch:
+        sizes = split(total, self.plan.dp)
+        if already:
+            if batch.samples != sizes[self.replica]:
+                why = f"replica {self.replica} trains {sizes[self.replica]} of {total} samples"
+                raise PlanError(f"a part of {batch.samples} samples", why)
+            return batch
+        return split_batch(batch, sizes)[self.replica] if self.plan.dp > 1 else batch
+
+    def _weights(self, parts: list[Batch], total: int) -> list[float]:
+        """Share of each micro-batch in the mean of the whole batch; counts, where COUNT has to sum them first."""
+        counts = [float(self.workload.loss.count(part)) for part in parts]
+        if self.workload.loss.mean_over == "samples":
+            return [count / total for count in counts]
+        return counts if self.plan.dp > 1 else [count / sum(counts) for count in counts]
+
+    # -- evaluation -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> float | None:
+        """The loss of a batch in evaluation mode (on ranks with the last stage; None elsewhere). Nothing is updated.
+
+        Replica 0 does it, with its running statistics.
+        """
+        if self.replica != 0:
+            return None
+        stage = self._evaluation_stage()
+        runner = self._runner(self.workload.batch)
+        own = to_device(batch, self.device)
+        crossings: dict[str, Tensor] = {}
+        talk = self.part.transport
+        for edge in self.part.layout.incoming[self.number]:
+            names = runner.edge_names(Kind.SEND_F, edge.source, edge.target)
+            forms = [(runner.shapes[n].at(batch.samples), runner.shapes[n].dtype) for n in names]
+            message = talk.receive(forms, self.plan.rank(0, edge.source), _EVALUATION_TAG)
+            message.wait()
+            crossings.update(zip(names, message.take(), strict=True))
+        made, output = stage(crossings, own)
+        sent = []
+        for edge in self.part.layout.outgoing[self.number]:
+            names = runner.edge_names(Kind.SEND_F, edge.source, edge.target)
+            sent.append(talk.send([made[n] for n in names], self.plan.rank(0, edge.target), _EVALUATION_TAG))
+        for pending in sent:
+            pending.wait()
+        return float(self.workload.loss.function(output, own.targets)) if self.part.is_last else None
+
+    def _evaluation_stage(self) -> Stage:
+        """The same blocks captured in evaluation mode, sharing this rank's values."""
+        if self._evaluation is None:
+            with torch.device("meta"):
+                model = self.workload.build().eval()
+            captured = capture(
+                model, self.workload.inputs(2, 0), self.workload.loss, device=self.captured.exported.device
+            )
+            names, ours = [b.name for b in captured.blocks], [b.name for b in self.captured.blocks]
+            crossings = [(c.producer, c.consumers, c.shape) for c in captured.crossings]
+            if names != ours or crossings != [(c.producer, c.consumers, c.shape) for c in self.captured.crossings]:
+                raise RunError(
+                    "evaluation under this plan",
+                    "the model has other blocks, or passes other tensors between them, in evaluation mode",
+                    "evaluating a checkpoint in one process",
+                )
+            self._evaluation = captured.stage(*self.plan.bounds[self.number])
+        values = {**dict(self.stage.named_parameters()), **dict(self.stage.named_buffers())}
+        return self._evaluation.bind(values, self.device)
+
+    def close(self) -> None:
+        """Leave the process groups that this trainer made."""
+        for group in self._groups.values():
+            if group is not None:
+                dist.destroy_process_group(group)
+        self._groups = {}
+
+    # -- the measured timeline --------------------------------------------------------------------------------------
+
+    def record(self, on: bool = True) -> None:
+        """Note when every operation runs, from the next step on."""
+        if on and self.part.layout.observed and self.steps_done < WARM_UP_STEPS:
+            why = f"DDP's buckets are those of the program only after {WARM_UP_STEPS} step(s)"
+            raise RunError("recording the first step", why, "recording from the second step on")
+        self.recorder.on = on
+
+    def events(self, batch: int) -> list[Event]:
+        """What was noted on this rank; steps count from the first that was recorded."""
+        first = min((row[0] for row in self.recorder.rows), default=0)
+        return self.recorder.events(self.program(batch), self.rank, first)
+
+
+def build(
+    plan: Plan,
+    workload: Workload,
+    *,
+    backend: str = "gloo",
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    compiled: bool = False,
+    model: nn.Module | None = None,
+) -> Trainer:
+    """A trainer for this rank, with the values that `workload.build()` under `seed` has, or those of `model`."""
+    from trainplan.profile.capture.materialise import materialise
+
+    with torch.device("meta"):
+        skeleton = workload.build()
+    skeleton.train()
+    captured = capture(skeleton, workload.inputs(2, 0), workload.loss, device="cpu")
+
+    def values(names: set[str]) -> Mapping[str, Any]:
+        if model is not None:
+            return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return materialise(workload.build, names, seed, device)
+
+    return Trainer(plan, workload, captured, values, backend=backend, device=device, seed=seed, compiled=compiled)

@@ -1,0 +1,120 @@
+"""How ranks talk: one small interface, three ways.
+
+* `gloo`: CPU tensors, tagged point-to-point, asynchronous.
+* `gloo-staged`: the same for GPU tensors, through pinned host memory: gloo's point-to-point cannot take them. This is
+  what slices of one GPU use.
+* `nccl`: GPU tensors directly. Not tested above one rank.
+
+Every message has a tag made of (edge, micro-batch, direction, tensor), so the order in which the two ends post their
+halves does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainplan.errors import InputError, nearest
+
+Form = tuple[tuple[int, ...], torch.dtype]  # of a tensor that will arrive
+
+
+class Pending(Protocol):
+    """Something that goes on."""
+
+    def wait(self) -> None: ...
+
+
+@dataclass
+class Works:
+    """Several of torch's handles, and what they keep alive.
+
+    A handle is waited for exactly once: gloo's point-to-point handles block for ever the second time.
+    """
+
+    works: list[dist.Work]
+    keep: Sequence[Tensor] = ()
+
+    def wait(self) -> None:
+        works, self.works = self.works, []
+        for work in works:
+            work.wait()
+
+
+@dataclass
+class Message(Works):
+    """A message on its way in; `take` gives its tensors, on the device, once it has arrived."""
+
+    take: Callable[[], list[Tensor]] = list
+
+
+class Transport(Protocol):
+    """Messages and sums. Ranks are those of the default process group."""
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending: ...
+
+    def receive(self, forms: Sequence[Form], source: int, tag: int) -> Message: ...
+
+    def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None) -> dist.Work: ...
+
+
+class Gloo:
+    """CPU tensors over gloo."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending:
+        whole = [tensor.contiguous() for tensor in tensors]
+        works = [dist.isend(tensor, to, tag=tag + i) for i, tensor in enumerate(whole) if tensor.numel()]
+        return Works([w for w in works if w is not None], whole)
+
+    def receive(self, forms: Sequence[Form], source: int, tag: int) -> Message:
+        tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
+        works = [dist.irecv(tensor, source, tag=tag + i) for i, tensor in enumerate(tensors) if tensor.numel()]
+        return Message([w for w in works if w is not None], tensors, lambda: tensors)
+
+    def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        assert work is not None  # async_op gives a handle to every member
+        return work
+
+
+class Staged(Gloo):
+    """GPU tensors over gloo, through pinned host memory."""
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending:
+        staged = []
+        for tensor in tensors:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host.copy_(tensor, non_blocking=True)
+            staged.append(host)
+        torch.cuda.current_stream(self.device).synchronize()
+        works = [dist.isend(host, to, tag=tag + i) for i, host in enumerate(staged) if host.numel()]
+        return Works([w for w in works if w is not None], staged)
+
+    def receive(self, forms: Sequence[Form], source: int, tag: int) -> Message:
+        host = [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in forms]
+        works = [dist.irecv(staged, source, tag=tag + i) for i, staged in enumerate(host) if staged.numel()]
+        return Message(
+            [w for w in works if w is not None], host, lambda: [t.to(self.device, non_blocking=True) for t in host]
+        )
+
+
+class Nccl(Gloo):
+    """GPU tensors over NCCL, which has no tags: messages between two ranks are matched in the order of posting."""
+
+
+TRANSPORTS: dict[str, type[Gloo]] = {"gloo": Gloo, "gloo-staged": Staged, "nccl": Nccl}
+
+
+def transport(name: str, device: torch.device) -> Gloo:
+    """The transport of that name, for tensors on a device."""
+    if name not in TRANSPORTS:
+        raise InputError(f"transport {name!r}", "there is no such transport", nearest(name, TRANSPORTS))
+    return TRANSPORTS[name](device)

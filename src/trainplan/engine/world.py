@@ -1,0 +1,57 @@
+"""Joining the other ranks: process groups under a store that a restart does not confuse."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from trainplan.errors import RunError
+
+TIMEOUT = timedelta(seconds=120)
+
+
+def join(backend: str = "gloo", timeout: timedelta = TIMEOUT) -> tuple[int, int]:
+    """Join the ranks that torchrun started; (rank, world).
+
+    torchrun restarts workers under the same store, where the addresses of the dead attempt still stand; so every
+    attempt has a prefix of its own.
+    """
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise RunError(
+            "joining the other ranks",
+            f"{', '.join(missing)} is not set, so this was not started by torchrun",
+            "trainplan run, or torchrun -m trainplan.run",
+        )
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # torchrun's agent holds the store itself; started by hand, rank 0 does.
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=rank == 0 and not agent,
+        timeout=timeout,
+    )  # fmt: skip
+    prefixed = dist.PrefixStore(f"trainplan/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}", store)
+    dist.init_process_group(
+        "gloo" if backend != "nccl" else "nccl", store=prefixed, rank=rank, world_size=world, timeout=timeout
+    )
+    return rank, world
+
+
+def leave() -> None:
+    """Leave the group, if this process is in one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def groups_of(groups: tuple[tuple[int, ...], ...], timeout: timedelta = TIMEOUT) -> list[dist.ProcessGroup | None]:
+    """A process group for each group of ranks of a program; every rank must ask for the same, in the same order."""
+    found: list[dist.ProcessGroup | None] = []
+    for ranks in groups:
+        group = dist.new_group(list(ranks), timeout=timeout)
+        found.append(group if isinstance(group, dist.ProcessGroup) else None)
+    return found

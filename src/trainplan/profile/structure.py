@@ -1,0 +1,113 @@
+"""The part of a profile that needs no clock: blocks, crossings, and parameters in the order their gradients arrive.
+
+The engine lowers a plan with it, and measuring or estimating adds seconds and bytes to it; so both see the same blocks,
+the same messages and the same gradient buckets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from trainplan.profile.capture.captured import Captured
+from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
+from trainplan.workload.workload import Batch, Workload
+
+
+def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
+    """A profile whose times are all zero. `batch` is an example; its values are not looked at."""
+    order = arrival_order(captured, workload, batch)
+    place = {name: number for number, name in enumerate(order)}
+    last = len(order)
+    parameters = sorted(captured.parameters, key=lambda use: place.get(use.name, last))
+    nothing = (0.0,)
+    return Profile(
+        workload=workload.name,
+        sample=workload.sample,
+        tokens_per_sample=workload.tokens_per_sample,
+        batch=workload.batch,
+        samples_per_epoch=workload.samples_per_epoch,
+        device="none",
+        kind="estimated",
+        compiled=False,
+        precision="fp32",
+        optimizer="",
+        state_bytes_per_parameter=0.0,
+        samples=(1,),
+        blocks=tuple(
+            Block(
+                name=block.name,
+                flops=0.0,
+                forward_s=nothing,
+                backward_s=nothing,
+                accumulate_s=0.0,
+                update_s=0.0,
+                forward_issue_s=nothing,
+                backward_issue_s=nothing,
+                update_issue_s=0.0,
+                saved_bytes=nothing,
+                forward_workspace_bytes=nothing,
+                backward_workspace_bytes=nothing,
+                buffer_bytes=sum(_bytes(use.held) for use in captured.buffers if use.blocks[0] == index),
+                random=block.random,
+            )
+            for index, block in enumerate(captured.blocks)
+        ),
+        crossings=tuple(
+            Crossing(c.name, c.producer, c.consumers, c.bytes_per_sample, c.fixed_bytes, c.needs_grad)
+            for c in captured.crossings
+        ),
+        parameters=tuple(
+            Parameter(
+                use.name,
+                use.blocks,
+                torch.Size(use.held.shape).numel(),
+                _bytes(use.held),
+                1.0,
+                use.held.trainable and use.name in place,
+            )
+            for use in parameters
+        ),
+        input_bytes_per_sample=_input_bytes(batch) / batch.samples,
+        provenance=Provenance(machine="", made="", verified=captured.verified),
+        mean_over=workload.loss.mean_over,
+        clip_norm=workload.clip_norm,
+    )
+
+
+def arrival_order(captured: Captured, workload: Workload, batch: Batch) -> list[str]:
+    """Names of the parameters in the order in which a backward pass completes their gradients.
+
+    Found by a backward pass on the meta device, which computes nothing: autograd takes the same order everywhere.
+    A parameter that is not in the list gets no gradient.
+    """
+    stage = captured.stage(0, len(captured.blocks))
+    order: list[str] = []
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+        for name, parameter in stage.named_parameters()
+        if parameter.requires_grad
+    ]
+    example = Batch(batch.samples, *_meta((batch.args, batch.kwargs, batch.targets)))
+    with torch.enable_grad():
+        _, output = stage({}, example)
+        workload.loss.function(output, example.targets).backward()
+    for handle in handles:
+        handle.remove()
+    return order
+
+
+def _meta(tree: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), tree)
+
+
+def _bytes(held: Any) -> int:
+    return torch.Size(held.shape).numel() * held.dtype.itemsize
+
+
+def _input_bytes(batch: Batch) -> int:
+    leaves = pytree.tree_leaves((batch.args, batch.kwargs, batch.targets))
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))

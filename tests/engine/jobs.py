@@ -1,0 +1,53 @@
+"""What worker processes run in the engine's tests."""
+
+import torch
+import torch.distributed as dist
+from tests.engine.models import workload
+
+from trainplan.engine.oracle import Trained, optimizer_state
+from trainplan.engine.trainer import Trainer
+from trainplan.plan.plan import Plan
+from trainplan.profile.capture.captured import capture
+
+
+def values_of(model) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def built(name: str, optimizer: str, **fields):
+    job = workload(name, optimizer, **fields)
+    torch.manual_seed(3)
+    model = job.build()
+    captured = capture(model, job.inputs(2, 0), job.loss)
+    return job, model, captured
+
+
+def train(
+    rank: int, world: int, name: str, optimizer: str, plan: Plan, sizes: list[int], fields: dict, record: int = 0
+):
+    """Train some steps under a plan; what this rank holds afterwards, and its events."""
+    job, model, captured = built(name, optimizer, **fields)
+    trainer = Trainer(plan, job, captured, lambda names: values_of(model), seed=7)
+    trained = Trained()
+    parameters = dict(trainer.stage.named_parameters())
+    step = trainer.part.optimizer.step
+
+    def stepping(*args, **kwargs):
+        trained.gradients.append({n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None})
+        return step(*args, **kwargs)
+
+    trainer.part.optimizer.step = stepping
+    for number, samples in enumerate(sizes):
+        if record and number == record:
+            trainer.record()
+        result = trainer.step(job.inputs(samples, seed=number))
+        trained.losses.append(result.loss)
+    trained.weights = {n: p.detach().clone() for n, p in trainer.stage.named_parameters()}
+    trained.buffers = {n: b.detach().clone() for n, b in trainer.stage.named_buffers()}
+    trained.state = optimizer_state(trainer.part.optimizer, {n: p for n, p in parameters.items() if p.requires_grad})
+    events = trainer.events(sizes[-1]) if record else []
+    place = (trainer.replica, trainer.number)
+    if world > 1:
+        dist.barrier()
+        trainer.close()
+    return trained, events, place

@@ -1,0 +1,116 @@
+"""Small workloads in float64 for equality tests, by name, so that a worker process can make them again."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainplan.workload.workload import Batch, Loss, Workload
+
+
+class Residual(nn.Module):
+    """Convolutions with batch norm, dropout, a frozen parameter, and a skip that crosses blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.blocks = nn.ModuleList(self._block() for _ in range(3))
+        self.scale = nn.Parameter(torch.tensor(0.5), requires_grad=False)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(4, 3)
+
+    @staticmethod
+    def _block() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = h = F.relu(self.stem(x))
+        for block in self.blocks:
+            h = h + block(h) * self.scale
+        return self.head(self.drop((h + first).mean((2, 3))))
+
+
+class Tied(nn.Module):
+    """An embedding that is also the output layer, and no randomness."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.norm = nn.LayerNorm(6)
+        self.out = nn.Linear(6, 11, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        for layer in self.layers:
+            h = h + torch.tanh(layer(h))
+        return self.out(self.norm(h))
+
+
+class Chain(nn.Module):
+    """Plain layers: no batch norm, no dropout, so any plan also equals the whole batch in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(5)), nn.Linear(5, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def _images(samples: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 1, 5, 5, generator=generator, dtype=torch.float64)
+    return Batch(samples, (x,), {}, torch.randint(0, 3, (samples,), generator=generator))
+
+
+def _tokens(samples: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 11, (samples, 4), generator=generator)
+    targets = torch.randint(0, 11, (samples, 4), generator=generator)
+    targets[torch.rand(samples, 4, generator=generator) < 0.3] = -100
+    targets[:, 0] = 1  # every micro-batch has a token that counts
+    return Batch(samples, (tokens,), {}, targets)
+
+
+def _vectors(samples: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 5, generator=generator, dtype=torch.float64)
+    y = torch.randn(samples, 2, generator=generator, dtype=torch.float64)
+    return Batch(samples, (x,), {}, y)
+
+
+def _token_loss(output: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+
+def _count_samples(batch: Batch) -> int:
+    return batch.samples
+
+
+def _count_tokens(batch: Batch) -> int:
+    return int((batch.targets != -100).sum())
+
+
+OPTIMIZERS: dict[str, Callable] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+def workload(name: str, optimizer: str = "sgd", **fields) -> Workload:
+    samples = Loss(F.cross_entropy, _count_samples)
+    found = {
+        "residual": Workload("residual", lambda: Residual().double(), _images, samples, OPTIMIZERS[optimizer], 8, 80),
+        "tied": Workload(
+            "tied", lambda: Tied().double(), _tokens, Loss(_token_loss, _count_tokens, "tokens"), OPTIMIZERS[optimizer],
+            8, 80,
+        ),
+        "chain": Workload(
+            "chain", lambda: Chain().double(), _vectors, Loss(F.mse_loss, _count_samples), OPTIMIZERS[optimizer], 8, 80
+        ),
+    }[name]  # fmt: skip
+    return replace(found, **fields)

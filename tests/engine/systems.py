@@ -1,0 +1,74 @@
+"""One list that drives the equality and timeline tests of every system that runs."""
+
+from dataclasses import dataclass, field
+
+from trainplan.plan.plan import Plan, plan
+
+BLOCKS = {"chain": 6, "residual": 5, "tied": 6}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A system on a model: the plan, the batch sizes of the steps, and what else is asked of the workload."""
+
+    key: str
+    model: str
+    choices: dict
+    sizes: tuple[int, ...] = (8, 7, 8)
+    optimizer: str = "sgd"
+    fields: dict = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        return plan(blocks=BLOCKS[self.model], key=self.key, **self.choices)
+
+    def __str__(self) -> str:
+        words = [f"{name}={value}" for name, value in self.choices.items()]
+        return "-".join([self.key, self.model, self.optimizer, *words]).replace(" ", "").replace("'", "")
+
+
+def _cases() -> list[Case]:
+    cases = []
+    for model in ("chain", "residual", "tied"):
+        middle = {"chain": 3, "residual": 2, "tied": 4}[model]
+        quarters = {"chain": (1, 2, 5), "residual": (1, 2, 3), "tied": (1, 3, 4)}[model]
+        # The batch of 7 is no multiple of anything here: replicas and micro-batches are uneven.
+        cases += [
+            Case("single", model, {}),
+            Case("accumulate", model, {"micro": 3}),
+            Case("accumulate", model, {"micro": 3, "recompute": "full"}),
+            Case("ddp", model, {"dp": 2, "bucket": 200}),
+            Case("ddp", model, {"dp": 4, "bucket": 100_000}),
+            Case("ddp", model, {"dp": 2, "micro": 2, "bucket": 300}),
+            Case("ddp", model, {"dp": 2, "micro": 2, "bucket": 300, "recompute": "full"}),
+            Case("naive", model, {"pp": 2, "micro": 2, "stages": (middle,)}),
+            Case("naive", model, {"pp": 4, "micro": 1, "stages": quarters}),
+            Case("gpipe", model, {"pp": 2, "micro": 3, "schedule": "gpipe", "stages": (1,), "recompute": "full"}),
+            Case("gpipe", model, {"pp": 4, "micro": 4, "schedule": "gpipe", "stages": quarters}),
+            Case("dapple", model, {"pp": 2, "micro": 5, "schedule": "1f1b", "stages": (middle,)}),
+            Case("dapple", model, {"pp": 4, "micro": 3, "schedule": "1f1b", "stages": quarters, "recompute": "full"}),
+            Case("dapple", model, {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (middle,), "bucket": 200}),
+            Case(
+                "gpipe",
+                model,
+                {"dp": 2, "pp": 2, "micro": 3, "schedule": "gpipe", "stages": (1,), "bucket": 500, "recompute": "full"},
+            ),
+        ]
+    adam = {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (3,), "bucket": 200}
+    cases += [
+        Case("single", "tied", {}, optimizer="adamw"),
+        Case("accumulate", "tied", {"micro": 2}, optimizer="adamw"),
+        Case("ddp", "residual", {"dp": 2, "bucket": 200}, optimizer="adamw"),
+        Case("naive", "residual", {"pp": 2, "stages": (2,)}, optimizer="adamw"),
+        Case("gpipe", "tied", {"pp": 2, "micro": 2, "schedule": "gpipe", "stages": (2,)}, optimizer="adamw"),
+        Case("dapple", "chain", adam, optimizer="adamw"),
+        # Gradient clipping over stages and replicas; the limit is low enough to bite at every step.
+        Case("single", "tied", {}, fields={"clip_norm": 0.05}),
+        Case("ddp", "chain", {"dp": 2, "bucket": 200}, fields={"clip_norm": 0.05}),
+        Case("dapple", "tied", {**adam, "stages": (2,)}, fields={"clip_norm": 0.05}),
+        Case("gpipe", "residual", {"pp": 4, "micro": 2, "schedule": "gpipe", "stages": (1, 2, 3)}, fields={"clip_norm": 0.05}),
+    ]
+    return cases
+
+
+CASES = _cases()

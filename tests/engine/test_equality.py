@@ -1,0 +1,74 @@
+"""Every system equals the oracle in float64: loss, gradients, weights, buffers and optimizer state after 3 steps."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.engine import jobs
+from tests.engine.systems import CASES, Case
+from tests.workers import pool
+from trainplan.engine.oracle import Trained, train_alone
+from trainplan.plan.plan import Plan
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-12}
+
+
+def alone(case: Case, plan: Plan | None = None) -> Trained:
+    job, model, captured = jobs.built(case.model, case.optimizer, **case.fields)
+    values = jobs.values_of(copy.deepcopy(model))
+    batches = [job.inputs(samples, seed=number) for number, samples in enumerate(case.sizes)]
+    return train_alone(plan or case.plan, job, captured, values, batches, seed=7)
+
+
+def together(case: Case) -> list[tuple[Trained, list, tuple[int, int]]]:
+    plan = case.plan
+    arguments = (case.model, case.optimizer, plan, list(case.sizes), case.fields)
+    if plan.world == 1:
+        return [jobs.train(0, 1, *arguments)]
+    return pool(plan.world).run(jobs.train, *arguments)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equality(case: Case) -> None:
+    want = alone(case)
+    clipped = bool(case.fields)
+    for trained, _, (replica, stage) in together(case):
+        if stage == case.plan.pp - 1:
+            torch.testing.assert_close(trained.losses, want.losses, **CLOSE)
+        assert trained.weights and (not clipped or trained.gradients)
+        for name, weight in trained.weights.items():
+            torch.testing.assert_close(weight, want.weights[name], **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+        for step, gradients in enumerate(trained.gradients):
+            for name, gradient in gradients.items():
+                expected = want.gradients[step][name]
+                if clipped:  # ours are seen after clipping
+                    norm = torch.stack([g.square().sum() for g in want.gradients[step].values()]).sum().sqrt()
+                    expected = expected * min(1.0, case.fields["clip_norm"] / (float(norm) + 1e-6))
+                torch.testing.assert_close(gradient, expected, **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+        for name, state in trained.state.items():
+            assert state.keys() == want.state[name].keys()
+            for key, value in state.items():
+                torch.testing.assert_close(value, want.state[name][key], **CLOSE)
+        if replica == 0:  # running statistics are those of replica 0
+            for name, buffer in trained.buffers.items():
+                torch.testing.assert_close(buffer, want.buffers[name], **CLOSE)
+
+
+def test_oracle_equals_the_plain_step_on_the_whole_batch() -> None:
+    """Without batch norm and dropout the pieces add up to the whole: nobody's definition but torch's."""
+    case = Case("dapple", "chain", {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (3,)})
+    job, model, _ = jobs.built(case.model, case.optimizer)
+    optimizer = job.optimizer(model.parameters())
+    losses = []
+    for number, samples in enumerate(case.sizes):
+        batch = job.inputs(samples, seed=number)
+        loss = torch.nn.functional.mse_loss(model(*batch.args), batch.targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    want = alone(case)
+    torch.testing.assert_close(want.losses, losses, **CLOSE)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(want.weights[name], parameter.detach(), **CLOSE)

@@ -1,0 +1,50 @@
+"""Program = timeline: what ran is what the program says, operation by operation.
+
+Every system that is predicted and run has its measured timeline held against its program: the same operations, in the
+same order on each resource of each rank, with the same bytes. Leaving an operation out of the lowering fails here.
+"""
+
+from collections import defaultdict
+
+import pytest
+
+from tests.engine import jobs
+from tests.engine.systems import CASES, Case
+from tests.workers import pool
+from trainplan.profile.structure import structure
+from trainplan.program.lower import lower
+from trainplan.program.ops import SPECS, Kind, Lane
+from trainplan.program.timeline import Event
+
+TIMED = [case for case in CASES if case.optimizer == "sgd" and case.model != "chain"]
+
+
+def measured(case: Case) -> dict[int, list[Event]]:
+    arguments = (case.model, case.optimizer, case.plan, [8, 8, 8, 8], case.fields, 2)
+    results = [jobs.train(0, 1, *arguments)] if case.plan.world == 1 else pool(case.plan.world).run(jobs.train, *arguments)
+    return {rank: events for rank, (_, events, _) in enumerate(results)}
+
+
+def lane_of(event: Event) -> tuple:
+    """What an event occupies on its rank; messages to different stages do not hold each other up."""
+    lane = SPECS[Kind[event.kind]].lane
+    return (lane, event.kind) if lane is not Lane.COMPUTE else (lane,)
+
+
+def by_resource(events: list[Event]) -> dict[tuple, list[tuple[str, int]]]:
+    found = defaultdict(list)
+    for event in sorted(events, key=lambda e: (e.start, e.end)):
+        found[lane_of(event)].append((event.name, event.bytes))
+    return dict(found)
+
+
+@pytest.mark.parametrize("case", TIMED, ids=str)
+def test_program_is_timeline(case: Case) -> None:
+    job, _, captured = jobs.built(case.model, case.optimizer, **case.fields)
+    program = lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, steps=2)
+    for rank, events in measured(case).items():
+        planned = [
+            Event(program.name(op), Kind(program.kind[op]).name, rank, place, place, int(program.bytes[op]))
+            for place, op in enumerate(program.lists.row(rank))
+        ]
+        assert by_resource(events) == by_resource(planned)
