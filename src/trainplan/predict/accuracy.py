@@ -40,7 +40,7 @@ def plan_kind(plan: Plan) -> str:
 
 @cache
 def _table() -> dict[str, dict[str, object]]:
-    path = package_files("trainplan.bench").joinpath("accuracy.json")
+    path = package_files("trainplan").joinpath("bench", "accuracy.json")
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 

@@ -8,13 +8,14 @@ Two ways of playing, with the same answer where both apply:
 
 * `_play_lists`: every order is fixed by the lists, so each operation's times follow from those before it: one pass
   over the graph, in any order that respects it. This is what a search uses.
-* `_play_events`: in the order of time, with an event queue. It is needed where a rank decides by a policy, and where
+* `events.play`: in the order of time, with an event queue. It is needed where a rank decides by a policy, and where
   communication slows down compute on the same rank, since then a duration depends on what goes on meanwhile.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numba import njit
@@ -40,6 +41,13 @@ class Played:
     end: Floats
     order: NDArray[np.int64]
 
+    @cached_property
+    def position(self) -> NDArray[np.int64]:
+        """The place of each operation in the order."""
+        position = np.empty(len(self.order), dtype=np.int64)
+        position[self.order] = np.arange(len(self.order))
+        return position
+
     @property
     def makespan(self) -> float:
         return float(self.end.max() - self.start.min()) if len(self.end) else 0.0
@@ -48,10 +56,10 @@ class Played:
         """As a timeline, for people and for joining with a measured one."""
         program = self.program
         found = []
-        for i in np.lexsort((self.order, self.start)):
+        for i in np.lexsort((self.position, self.start)):
             op = program.op(i)
+            text = str(op)
             for rank in op.ranks:
-                text = str(op)
                 found.append(Event(text, op.key.kind.name, rank, float(self.start[i]), float(self.end[i]), op.bytes))
         return Timeline("predicted", program.world, program.steps, tuple(found), program.title)
 

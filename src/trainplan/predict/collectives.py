@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainplan.cluster.cluster import Cluster, Curve, Link
+from trainplan.cluster.cluster import Cluster, Curve
 
 
 def on_curve(curve: Curve, size: float) -> float:
@@ -43,12 +43,6 @@ def message(cluster: Cluster, source: int, target: int, size: int) -> float:
     return link.latency_s + size / link.rate
 
 
-def slowest_link(cluster: Cluster, members: tuple[int, ...]) -> Link:
-    """The slowest link of the ring through the members, in rank order."""
-    ring = [cluster.link(a, b) for a, b in zip(members, (*members[1:], members[0]), strict=True)]
-    return min(ring, key=lambda link: link.rate)
-
-
 def all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> float:
     """Seconds of a sum over the members of `size` bytes each."""
     ranks = len(members)
@@ -57,5 +51,6 @@ def all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> float:
     curve = _curve(cluster, "all_reduce", ranks) if _one_node(cluster, members) else None
     if curve is not None:
         return on_curve(curve, size)
-    link = slowest_link(cluster, members)
-    return 2 * (ranks - 1) * (link.latency_s + size / ranks / link.rate)
+    ring = [cluster.link(a, b) for a, b in zip(members, (*members[1:], members[0]), strict=True)]
+    # All ranks send at once and then wait for each other: a round takes as long as its slowest message.
+    return 2 * (ranks - 1) * max(link.latency_s + size / ranks / link.rate for link in ring)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from trainplan.cluster.cluster import Cluster
 from trainplan.predict import collectives
 from trainplan.profile.profile import Profile
-from trainplan.program.ops import Kind
+from trainplan.program.lower.backend import backend
+from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.program import CostClass, Program
 
 
@@ -48,7 +49,9 @@ def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
         run += sum(block.accumulate_s for block in s.profile.blocks[c.first : c.last])
     issue = s.profile.total("backward_issue_s", c.first, c.last, c.samples)
     share = c.until - c.since
-    return run * share * s.contention, issue * share + s.cluster.dispatch_s
+    # However many pieces it is cut into for the program, the engine starts a backward pass once.
+    start = s.cluster.dispatch_s if c.since == 0 else 0.0
+    return run * share * s.contention, issue * share + start
 
 
 def _backward_input(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -105,4 +108,8 @@ RULES: dict[Kind, Rule] = {
 def costs(program: Program, setting: Setting) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(run, issue) seconds of every operation of a program."""
     table = np.array([RULES[c.kind](c, setting) for c in program.classes], dtype=np.float64).reshape(-1, 2)
+    if backend(setting.cluster.backend).host_computes:
+        # The host is the device: it cannot prepare an operation while it computes that same one.
+        compute = np.array([SPECS[c.kind].lane is Lane.COMPUTE for c in program.classes], dtype=bool)
+        table[compute] = np.column_stack([table[compute].sum(axis=1), np.zeros(compute.sum())])
     return table[program.cost, 0], table[program.cost, 1]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainplan.predict.clock import Played
-from trainplan.program.ops import Value
+from trainplan.program.ops import Kind, Value
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,7 @@ class Peak:
 
 def peaks(played: Played) -> list[Peak]:
     """The peak of every rank, with the operation at which it is reached."""
-    program = played.program
-    position = np.empty(len(program), dtype=np.int64)
-    position[played.order] = np.arange(len(program))
+    program, position = played.program, played.position
     here = np.flatnonzero((program.value_rank >= 0) & (program.value_bytes > 0))
     made, freed = program.value_maker[here], program.value_end[here]
     born, dies = here[made >= 0], here[freed >= 0]
@@ -65,12 +63,16 @@ def peaks(played: Played) -> list[Peak]:
 def in_flight(played: Played, rank: int) -> int:
     """The most forward passes of a rank whose backward has not ended, at any time: activations held at once."""
     program = played.program
-    kinds = program.value_kind == Value.SAVED
-    here = np.flatnonzero(kinds & (program.value_rank == rank) & (program.value_maker >= 0))
-    changes = [(float(played.start[program.value_maker[v]]), 1) for v in here]
-    changes += [(float(played.end[program.value_end[v]]), -1) for v in here if program.value_end[v] >= 0]
-    level = best = 0
-    for _, change in sorted(changes):
-        level += change
-        best = max(best, level)
-    return best
+    begins: dict[tuple[int, ...], int] = {}  # micro-batch → its forward, and the operation that ends its backward
+    ends: dict[tuple[int, ...], int] = {}
+    columns = (program.job, program.step, program.pipeline, program.stage, program.micro_batch, program.slice)
+    for op in program.lists.row(rank).tolist():
+        key = tuple(int(column[op]) for column in columns)
+        if program.kind[op] == Kind.F:
+            begins.setdefault(key, op)
+        elif program.kind[op] in (Kind.B, Kind.W):
+            ends[key] = op
+    # At equal times in the order of the operations: one that ended makes room, one without duration is there first.
+    changes = [(float(played.start[op]), 2 * int(played.position[op]), 1) for op in begins.values()]
+    changes += [(float(played.end[op]), 2 * int(played.position[op]) + 1, -1) for op in ends.values()]
+    return int(np.cumsum([change for _, _, change in sorted(changes)]).max(initial=0))

@@ -80,8 +80,8 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     _devices_match(profile, cluster)
     if plan.world > cluster.world:
         why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
-        raise PlanError(f"plan {plan_text.text(plan)!r}", why)
-    fold = plan.dp > 1 and cluster.uniform and not keep
+        raise PlanError(f"plan {plan_text.text(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
+    fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster)
     program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold)
     wiring = wire(program)
     check(program, wiring)
@@ -122,6 +122,24 @@ def step_seconds(played: Played) -> float:
         return played.makespan
     ends = [float(played.end[program.step == step].max()) for step in range(program.steps)]
     return ends[-1] - ends[-2]
+
+
+def replicas_alike(plan: Plan, cluster: Cluster) -> bool:
+    """Whether all replicas run on equal devices and talk over equal links, so that one of them stands for all.
+
+    Equal machines are not enough: of two pipelines over three stages on two nodes one may cross from node to node
+    early, and the other late.
+    """
+    if not cluster.uniform:
+        return False
+    paired = any(node.pairs for node in cluster.nodes)  # then it matters which devices of a node they are
+
+    def shape(pipeline: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, int], ...]:
+        names: dict[int, int] = {}
+        places = [cluster.ranks[stage[0]] for stage in pipeline]
+        return tuple((names.setdefault(node, len(names)), device if paired else 0) for node, device in places)
+
+    return len({shape(pipeline) for pipeline in plan.placement}) == 1
 
 
 def busy_ranks(plan: Plan, cluster: Cluster) -> int:
