@@ -1,0 +1,214 @@
+"""Is the captured chain the same model? Held against eager on one batch, before anything relies on it.
+
+Both start from the same values and the same random state. Eager runs the model in one piece; the chain runs every
+block as a stage of its own, on tensors that were cut from the graph of the stage before (as if received), with
+gradients handed back from stage to stage. The chain draws random numbers in the order in which eager does, so dropout
+stays on and the masks are the same. Compared are the loss, the output, every gradient, and every buffer afterwards.
+
+If each block alone is right, so is every way to put blocks together to stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from trainplan.errors import ModelError
+from trainplan.profile.capture.captured import Captured, capture
+from trainplan.profile.capture.stage import Stage
+from trainplan.profile.capture.tensors import replaced, values_of
+from trainplan.workload.workload import Batch, Loss
+
+# Allowed difference, as a share of the largest element of the tensor. The operators are the same; only the order in
+# which gradients of a tensor with several readers are added may differ.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+# Gradients that are zero but for rounding (a bias before batch norm) are measured against the largest gradient of the
+# model instead, times this.
+FLOOR = 1e-2
+
+
+def captured_and_verified(
+    model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, **options: Any
+) -> tuple[Captured, float]:
+    """Capture a model, verify the capture, and say how far it is from eager (0.0: bitwise equal)."""
+    captured = capture(model, batch, loss, **options)
+    return captured, verify(captured, model, batch, loss, seed)
+
+
+def verify(captured: Captured, model: nn.Module, batch: Batch, loss: Loss, seed: int = 0) -> float:
+    """Hold the captured chain against the model on one batch; the model and the random state are left as they were.
+
+    Returns the largest relative difference found. Raises `ModelError` with the name of the first thing that differs.
+    """
+    values = values_of(model)
+    if any(value.is_meta for value in values.values()):
+        raise ModelError("verify", "the model is on the meta device, so there is nothing to compare", "a real model")
+    with _random_state_kept(), torch.enable_grad():
+        expected = _eager(model, batch, loss, seed)
+        found = _chain(captured, values, batch, loss, seed)
+    worst = _compare(expected, found)
+    captured.verified = True
+    return worst
+
+
+def run_split(
+    stages: Sequence[Stage],
+    batch: Batch,
+    loss: Loss,
+    before_block: Callable[[int], None] | None = None,
+) -> tuple[Tensor, Any]:
+    """Forward and backward through stages as different ranks would run them: nothing shared but what is sent.
+
+    Gradients are added to the stages' own parameters. Returns the loss and the output.
+    """
+    needs_grad = {crossing.name: crossing.needs_grad for crossing in stages[0].captured.crossings}
+    sent: dict[str, Tensor] = {}
+    received: list[dict[str, Tensor]] = []
+    made: list[dict[str, Tensor]] = []
+    output: Any = None
+    for stage in stages:
+        inbox = {name: sent[name].detach().clone().requires_grad_(needs_grad[name]) for name in stage.reads}
+        outbox, output = stage(inbox, batch, before_block)
+        received.append(inbox)
+        made.append(outbox)
+        sent.update(outbox)
+    value = loss.function(output, batch.targets)
+    if value.requires_grad:
+        value.backward()
+    for index in reversed(range(len(stages) - 1)):
+        ends, gradients = [], []
+        for name, tensor in made[index].items():
+            parts = [inbox[name].grad for inbox in received[index + 1 :] if name in inbox]
+            present = [part for part in parts if part is not None]
+            if tensor.requires_grad and present:
+                ends.append(tensor)
+                gradients.append(sum(present[1:], present[0]))
+        if ends:
+            torch.autograd.backward(ends, gradients)
+    return value.detach(), output
+
+
+# -- the two sides --------------------------------------------------------------------------------------------------
+
+Result = dict[str, Tensor | None]  # "loss", "output 0", "gradient of …", "buffer …"
+
+
+def _fresh(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters on the same memory with gradients of their own; buffers copied, because they are written."""
+    return {
+        name: nn.Parameter(value.detach(), value.requires_grad)
+        if isinstance(value, nn.Parameter)
+        else value.detach().clone()
+        for name, value in values.items()
+    }
+
+
+def _eager(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> Result:
+    values = _fresh(values_of(model))
+    with replaced(model, values):
+        torch.manual_seed(seed)
+        output = model(*_own(batch.args), **_own(batch.kwargs))
+        value = loss.function(output, batch.targets)
+        if value.requires_grad:
+            value.backward()
+        after = values_of(model)  # forward may have replaced buffers
+        return _result(value, output, values, after)
+
+
+def _chain(captured: Captured, values: dict[str, Tensor], batch: Batch, loss: Loss, seed: int) -> Result:
+    fresh = _fresh(values)
+    stages = [captured.stage(index, index + 1).bind(fresh) for index in range(len(captured.blocks))]
+    after = dict(fresh)
+    torch.manual_seed(seed)
+    own = Batch(batch.samples, _own(batch.args), _own(batch.kwargs), batch.targets)
+    value, output = run_split(stages, own, loss)
+    return _result(value, output, fresh, after)
+
+
+def _own(arguments: Any) -> Any:
+    """Arguments that forward may write into."""
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.clone(), arguments)
+
+
+def _result(value: Tensor, output: Any, parameters: dict[str, Tensor], after: dict[str, Tensor]) -> Result:
+    result: Result = {"the loss": value.detach()}
+    for place, leaf in named_leaves(output):
+        result[f"output{place}"] = leaf.detach()
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.Parameter):
+            result[f"the gradient of {name}"] = parameter.grad
+    for name, tensor in after.items():
+        if not isinstance(tensor, nn.Parameter):
+            result[f"the buffer {name}"] = tensor.detach()
+    return result
+
+
+def named_leaves(output: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an output with their places: `.logits`, `[0]`.
+
+    By key where there are keys, because a transformers ModelOutput leaves out what is None.
+    """
+    if isinstance(output, Tensor):
+        yield place, output
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from named_leaves(value, f"{place}.{key}")
+    else:
+        parts = output if isinstance(output, list | tuple) else pytree.tree_leaves(output)
+        for index, value in enumerate(parts):
+            if value is not output:
+                yield from named_leaves(value, f"{place}[{index}]")
+
+
+def _compare(expected: Result, found: Result) -> float:
+    gradients = [g.abs().max() for name, g in expected.items() if name.startswith("the grad") and g is not None]
+    largest = float(max((g for g in gradients if g.numel()), default=0.0))
+    worst = 0.0
+    for name, want in expected.items():
+        have = found.get(name)
+        if name.startswith("output") and have is None:
+            continue  # a part of the output that the loss does not read, and that was not kept
+        if (want is None) != (have is None):
+            # A parameter that eager gives a gradient of zeros and the chain none (or the other way) is the same.
+            present = want if want is not None else have
+            if present is not None and present.abs().max() > 0:
+                raise _mismatch(name, "it is there on one side only")
+            continue
+        if want is None or have is None or want.numel() == 0:
+            continue
+        if want.shape != have.shape or want.dtype != have.dtype:
+            raise _mismatch(name, f"{tuple(have.shape)} {have.dtype} instead of {tuple(want.shape)} {want.dtype}")
+        if not want.dtype.is_floating_point:
+            if not torch.equal(want, have):
+                raise _mismatch(name, "its values differ")
+            continue
+        same = torch.equal(torch.isfinite(want), torch.isfinite(have))
+        difference = float((want - have).nan_to_num().abs().max())
+        scale = float(want.nan_to_num().abs().max())
+        if name.startswith("the grad"):
+            scale = max(scale, FLOOR * largest)
+        relative = difference / scale if scale else difference
+        if not same or relative > TOLERANCE.get(want.dtype, 1e-4):
+            raise _mismatch(name, f"relative difference {relative:.1e}, allowed {TOLERANCE.get(want.dtype, 1e-4):.0e}")
+        worst = max(worst, relative)
+    return worst
+
+
+def _mismatch(name: str, why: str) -> ModelError:
+    return ModelError(
+        f"captured model against eager: {name}",
+        f"{why}, so forward does something that tracing cannot see",
+        "plans that do not cut the model (dp), or rewriting that module with plain operators",
+    )
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        yield
