@@ -1,5 +1,7 @@
 """What worker processes run in the engine's tests."""
 
+from functools import cache
+
 import torch
 import torch.distributed as dist
 from tests.engine.models import workload
@@ -14,12 +16,18 @@ def values_of(model) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+@cache
+def captured_once(name: str):
+    job = workload(name)
+    with torch.device("meta"):
+        model = job.build()
+    return capture(model, job.inputs(2, 0), job.loss)
+
+
 def built(name: str, optimizer: str, **fields):
     job = workload(name, optimizer, **fields)
     torch.manual_seed(3)
-    model = job.build()
-    captured = capture(model, job.inputs(2, 0), job.loss)
-    return job, model, captured
+    return job, job.build(), captured_once(name)
 
 
 def train(

@@ -162,10 +162,15 @@ def _backward_in_pieces(
 
 
 def start_exchange(run: Runner, op: Instruction, flat: Tensor) -> None:
-    """Start the sum of a bucket over the replicas, and note when it is over."""
+    """Start the sum of a bucket over the replicas; whoever reads it waits for it."""
+    run.current.pending[op.made] = exchange(run, op, flat)
+
+
+def exchange(run: Runner, op: Instruction, tensor: Tensor) -> Noted:
+    """Start a sum over a group, and note when it is over."""
     start = now()
-    work = run.part.transport.all_reduce(flat, run.part.groups[op.group])
-    run.current.pending[op.made] = Noted(Works([work], [flat]), lambda end: run.recorder.note(op.op, start, end))
+    work = run.part.transport.all_reduce(tensor, run.part.groups[op.group])
+    return Noted(Works([work], [tensor]), lambda end: run.recorder.note(op.op, start, end))
 
 
 class Noted:
@@ -235,7 +240,7 @@ def _loss(run: Runner, op: Instruction, place: int) -> None:
     state = run.current
     assert state.loss is not None  # the last stage computes it before it sums it
     state.loss = state.loss.to(torch.float64)
-    state.sent.append(Works([run.part.transport.all_reduce(state.loss, run.part.groups[op.group])], [state.loss]))
+    state.sent.append(exchange(run, op, state.loss))
 
 
 def _norm(run: Runner, op: Instruction, place: int) -> None:

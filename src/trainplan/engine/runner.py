@@ -29,6 +29,8 @@ from trainplan.workload.workload import Batch, Loss
 
 # Receives are posted this many ahead of the one that is needed next, so that a message can travel meanwhile.
 RECEIVES_AHEAD = 4
+# These go on after their handler has returned, or are several operations in one call.
+NOTED_BY_THEIR_HANDLERS = (*SENDS, Kind.REDUCE_GRAD, Kind.LOSS)
 
 
 @dataclass
@@ -114,7 +116,7 @@ class Runner:
         self._await(instruction, state)
         start = now()
         taken = self.handlers[instruction.kind](self, instruction, place) or 1
-        if taken == 1 and instruction.kind not in SENDS:
+        if taken == 1 and instruction.kind not in NOTED_BY_THEIR_HANDLERS:
             self.recorder.note(instruction.op, start, now())
         for done in self.list[place : place + taken]:
             self.free(done, state)
