@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 
-from trainplan.errors import PlanError
+from trainplan.errors import PlanError, nearest
 from trainplan.plan.plan import WORDS, Plan
 from trainplan.plan.text import text
 
@@ -17,14 +17,19 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     """The plan itself, if it is legal for this batch and this many devices."""
     asked = f"plan {text(plan)!r}"
     for field, words in WORDS.items():
-        if getattr(plan, field) not in words:
-            raise PlanError(asked, f"{field} is one of {', '.join(words)}, not {getattr(plan, field)}")
+        word = getattr(plan, field)
+        if word not in words:
+            why = f"{field} is one of {', '.join(words)}, not {word}"
+            raise PlanError(asked, why, f"{field}={nearest(word, words, 1)}")
+    for field in ("dp", "pp", "micro", *(("bucket",) if plan.dp > 1 else ())):
+        if getattr(plan, field) < 1:
+            raise PlanError(asked, f"{field} counts from 1, and is {getattr(plan, field)}", f"{field}=1")
+    if plan.pp == 1 and plan.schedule != "naive":
+        raise PlanError(asked, "an order of work between stages needs several stages", "pp=2, or no schedule")
     _stages(plan, asked)
     _placement(plan, asked)
     _devices(plan, asked, world)
     _batch(plan, asked, batch)
-    if plan.pp > 1 and plan.bucket < 1:
-        raise PlanError(asked, "a bucket holds at least one byte", "bucket=25MiB")
     return plan
 
 
@@ -36,15 +41,23 @@ def _stages(plan: Plan, asked: str) -> None:
         raise PlanError(asked, why, "leaving stages open")
     edges = (0, *plan.stages, plan.blocks)
     if any(b <= a for a, b in itertools.pairwise(edges)):
-        raise PlanError(asked, f"cuts must rise from 1 to {plan.blocks - 1}, each stage with at least one block")
+        why = f"cuts must rise from 1 to {plan.blocks - 1}, so that each stage has at least one block"
+        raise PlanError(asked, why, "leaving stages open")
 
 
 def _placement(plan: Plan, asked: str) -> None:
+    default = "leaving the placement out"
     if len(plan.placement) != plan.dp or any(len(pipeline) != plan.pp for pipeline in plan.placement):
-        raise PlanError(asked, f"the placement table must have {plan.dp} × {plan.pp} entries")
+        sizes = ", ".join(str(len(pipeline)) for pipeline in plan.placement)
+        why = f"a placement for dp={plan.dp} pp={plan.pp} has {plan.dp} × {plan.pp} entries, and this one has {sizes}"
+        raise PlanError(asked, why, default)
+    several = [stage for pipeline in plan.placement for stage in pipeline if len(stage) != 1]
+    if several:
+        raise PlanError(asked, f"a stage runs on one rank, and one is placed on {len(several[0])}", default)
     ranks = [rank for pipeline in plan.placement for stage in pipeline for rank in stage]
     if sorted(ranks) != list(range(len(ranks))):
-        raise PlanError(asked, f"the placement table must use every rank from 0 to {len(ranks) - 1} once")
+        why = f"a placement uses every rank from 0 to {len(ranks) - 1} once, and this one uses {sorted(ranks)}"
+        raise PlanError(asked, why, default)
 
 
 def _devices(plan: Plan, asked: str, world: int | None) -> None:

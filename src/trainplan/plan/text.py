@@ -7,6 +7,8 @@
 4194304
 >>> text(parse("pp=4 schedule=1f1b micro=16 dp=2 memory=12GiB"))
 'dp=2 pp=4 schedule=1f1b micro=16 memory=12GiB'
+>>> text(parse("ddp micro=1 dp=4"))
+'ddp dp=4'
 
 A key of `plan.systems` may stand first and means its choices; what follows overrides them.
 """
@@ -57,7 +59,7 @@ def parse(line: str) -> Request:
         if field not in _ORDER:
             raise PlanError(f"plan {line!r}", f"there is no choice named {field!r}", nearest(field, _ORDER))
         if field in seen:
-            raise PlanError(f"plan {line!r}", f"{field} is given twice")
+            raise PlanError(f"plan {line!r}", f"{field} is given twice", f"only {word}")
         seen.add(field)
         request = replace(request, **{field: _value(field, value, line)})
     return request
@@ -76,15 +78,16 @@ def _value(field: str, value: str, line: str) -> Any:
             return parse_bytes(value)
         except InputError as error:
             raise PlanError(asked, error.why, f"{field}=25MiB") from None
-    parts = value.split(",") if field == "stages" else [value]
-    if not all(part.isdecimal() for part in parts):
-        raise PlanError(asked, "a whole number was expected", f"{field}=2")
-    numbers = tuple(int(part) for part in parts)
     if field == "stages":
-        return numbers
-    if numbers[0] < 1:
+        cuts = value.split(",") if value else []  # one stage has no cuts
+        if not all(cut.isdecimal() for cut in cuts):
+            raise PlanError(asked, "the first block of every stage but the first was expected", "stages=2,5")
+        return tuple(int(cut) for cut in cuts)
+    if not value.isdecimal():
+        raise PlanError(asked, "a whole number was expected", f"{field}=2")
+    if int(value) < 1:
         raise PlanError(asked, f"{field} counts from 1", f"{field}=1")
-    return numbers[0]
+    return int(value)
 
 
 def _size(value: int) -> str:
@@ -95,7 +98,10 @@ def _size(value: int) -> str:
 
 
 def text(choices: Request | Plan) -> str:
-    """The shortest line that says the same: what is as usual is left out of a plan, what is open out of a request.
+    """The shortest line that says the same.
+
+    Of a request: the system that it began as, and what differs from its choices; what is open is left out. Of a plan:
+    what is not as usual.
 
     >>> from trainplan.plan.plan import plan
     >>> text(plan(dp=4)), text(plan(pp=2, schedule="gpipe", micro=8, stages=(3,), blocks=6))
@@ -103,23 +109,28 @@ def text(choices: Request | Plan) -> str:
     >>> text(plan(pp=2, stages=(3,), blocks=6))
     'pp=2 schedule=naive micro=1 stages=3'
     """
+    if isinstance(choices, Plan):
+        usual = dict(_USUAL)
+        if choices.pp > 1:  # a pipeline says its order of work and its micro-batches: they are searched for otherwise
+            del usual["schedule"], usual["micro"]
+        if choices.dp == 1:  # without replicas there is nothing to put into buckets
+            usual["bucket"] = choices.bucket
+        return _words(choices, usual) or "single"
+    usual = {field: getattr(parse(choices.key), field) for field in _ORDER} if choices.key else {}
+    return f"{choices.key} {_words(choices, usual)}".strip()
+
+
+def _words(choices: Request | Plan, usual: dict[str, object]) -> str:
     words = []
     for field in _ORDER:
         value = getattr(choices, field, None)
-        if value is None:
+        if value is None or (field in usual and value == usual[field]):
             continue
-        pipelined = isinstance(choices, Plan) and choices.pp > 1 and field in ("schedule", "micro")
-        if isinstance(choices, Plan) and value == _USUAL.get(field) and not pipelined:
-            continue  # a pipeline always says its order of work and its micro-batches: they are searched for otherwise
-        if isinstance(choices, Plan) and field == "bucket" and choices.dp == 1:
-            continue  # without replicas there is nothing to put into buckets
         if field in _SIZES:
             value = _size(int(value))
         elif field == "stages":
             value = ",".join(map(str, value))
         words.append(f"{field}={value}")
-    if isinstance(choices, Plan) and not words:
-        return "single"
     return " ".join(words)
 
 
@@ -141,10 +152,11 @@ def to_json(plan: Plan) -> dict[str, object]:
 
 def from_json(data: dict[str, object], where: str = "plan") -> Plan:
     """The plan that `to_json` wrote."""
-    data = dict(data)
-    data.pop("text", None)
-    if "placement" not in data and isinstance(data.get("dp"), int) and isinstance(data.get("pp"), int):
-        data["placement"] = files.to_json(default_placement(data["dp"], data["pp"]))  # type: ignore[arg-type]
+    if isinstance(data, dict):
+        data = {key: value for key, value in data.items() if key != "text"}
+        dp, pp = data.get("dp"), data.get("pp")
+        if "placement" not in data and isinstance(dp, int) and isinstance(pp, int):
+            data["placement"] = files.to_json(default_placement(dp, pp))
     return files.from_json(Plan, data, where)
 
 

@@ -57,7 +57,7 @@ def _least(key: str) -> int:
 
 
 def _refuse(request: Request, dp: int, pp: int, blocks: int, world: int, batch: int) -> None:
-    asked = f"plan {(request.key + ' ' + text(request)).strip()!r}"
+    asked = f"plan {text(request)!r}"
     if batch < 1:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
     if pp > blocks:
