@@ -29,6 +29,7 @@ class Ranges:
     traffic: Floats  # bytes that cross the cut after each block, there and back
     fixed: Floats  # [i, j] bytes of a stage beside what is in flight and the batch itself
     each: Floats  # [i, j] bytes of every micro-batch in flight
+    kept: float  # bytes that a micro-batch leaves inside all blocks for backward, wherever they are cut
 
     def need(self, stage: int, in_flight: Sequence[int], batch_bytes: float = 0.0) -> Floats:
         """[i, j]: bytes of a stage that holds these blocks; the first one holds the batch too."""
@@ -44,13 +45,13 @@ class Tables:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._states = _states(profile)
+        self.states = _states(profile)
         self._known: dict[tuple[int, bool], Ranges] = {}
 
     def at(self, samples: int, recompute: str = "none") -> Ranges:
         key = samples, recompute == "full"
         if key not in self._known:
-            self._known[key] = _ranges(self.profile, self._states, *key)
+            self._known[key] = _ranges(self.profile, self.states, *key)
         return self._known[key]
 
 
@@ -93,8 +94,8 @@ def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) ->
         returned = list(zip(crossings, both - size, strict=True))
         handed = [sum(g for c, g in returned if c.producer < block <= c.consumers[-1]) for block in range(blocks)]
         fixed += _largest(saved) + _largest(np.array(handed))
-        return Ranges(2 * forward + backward, traffic[:blocks], fixed, each)
-    return Ranges(forward + backward, traffic[:blocks], fixed, each + _sums(saved))
+        return Ranges(2 * forward + backward, traffic[:blocks], fixed, each, kept=0.0)
+    return Ranges(forward + backward, traffic[:blocks], fixed, each + _sums(saved), kept=float(saved.sum()))
 
 
 def _states(profile: Profile) -> Floats:

@@ -1,0 +1,80 @@
+"""What a plan cannot beat, without simulating it: so that most plans need not be.
+
+A step takes at least the compute of its busiest rank. With p stages and m micro-batches that take T seconds through
+all stages, and M seconds through the slowest stage of the best partition there is:
+
+    one stage     Σ T                                 micro-batches go through one after the other
+    naive         max(Σ T, m M)
+    gpipe         T + (m - 1) M                       one passes everything, the slowest stage works m times
+    1f1b          max(m M, T / (1 - (1 - 1/m)^p))
+
+For the last: stage s cannot start before the stages ahead of it, nor end later than they need to finish, so
+V ≥ T_before(s) + m t(s) for every s; the t(s) that meet all of these with equality add up to V (1 - (1 - 1/m)^p).
+Where stages recompute, M counts the second forward and T does not: a stage may do it while it waits. Communication
+only adds. Bytes have a bound too: states and activations of all stages, shared out evenly.
+"""
+
+from __future__ import annotations
+
+from trainplan.cluster.cluster import Cluster
+from trainplan.plan.plan import Plan
+from trainplan.plan.rules import split
+from trainplan.predict.predict import busy_ranks
+from trainplan.solve.partition.bottleneck import bottleneck, slowest
+from trainplan.solve.partition.ranges import Tables
+
+
+class Bounds:
+    """Bounds for one model, cluster and batch; what several plans share is worked out once."""
+
+    def __init__(self, tables: Tables, cluster: Cluster, batch: int) -> None:
+        self.tables, self.cluster, self.batch = tables, cluster, batch
+        self._slowest: dict[tuple[int, int, str], float] = {}
+        self._contention: dict[tuple[int, int, bool], float] = {}
+        self._accumulate = sum(block.accumulate_s for block in tables.profile.blocks)
+        self._update = tables.profile.update_s(0, len(tables.profile.blocks))
+
+    def seconds(self, sketch: Plan) -> float:
+        """A step of any plan with this sketch takes at least as long."""
+        sizes, micro = self._sizes(sketch), sketch.micro
+        if sketch.pp == 1:
+            compute = sum(self._through(size, sketch.recompute) for size in sizes)
+            return (compute + (micro - 1) * self._accumulate + self._update) * self._slowed(sketch)
+        through, stage = self._through(min(sizes), "none"), self._stage(sketch, min(sizes))
+        if sketch.schedule == "naive":
+            compute = max(sum(self._through(size, "none") for size in sizes), micro * stage)
+        elif sketch.schedule == "gpipe":
+            compute = through + (micro - 1) * stage
+        else:
+            compute = max(micro * stage, through / (1 - (1 - 1 / micro) ** sketch.pp))
+        return compute * self._slowed(sketch)
+
+    def bytes(self, sketch: Plan) -> float:
+        """The worst rank of any plan with this sketch needs at least as much."""
+        ranges = self.tables.at(min(self._sizes(sketch)), sketch.recompute)
+        held = sketch.micro if sketch.schedule == "gpipe" else 1
+        return float(self.tables.states[0, -1] + held * ranges.kept) / sketch.pp
+
+    def _through(self, size: int, recompute: str) -> float:
+        return float(self.tables.at(size, recompute).seconds.sum())
+
+    def _sizes(self, sketch: Plan) -> tuple[int, ...]:
+        return split(split(self.batch, sketch.dp)[0], sketch.micro)
+
+    def _stage(self, sketch: Plan, size: int) -> float:
+        key = sketch.pp, size, sketch.recompute
+        if key not in self._slowest:
+            times = self.tables.at(size, sketch.recompute).seconds
+            cuts = bottleneck(times, sketch.pp)
+            assert cuts is not None  # without a limit there is always one
+            self._slowest[key] = slowest(times, cuts)
+        return self._slowest[key]
+
+    def _slowed(self, sketch: Plan) -> float:
+        """How much longer compute takes because so many devices of a node compute at once."""
+        key = sketch.dp, sketch.pp, sketch.schedule == "naive"
+        if key not in self._contention:
+            table = self.cluster.contention
+            busy = busy_ranks(sketch, self.cluster) if table else 1
+            self._contention[key] = table[min(busy, len(table)) - 1] if table else 1.0
+        return self._contention[key]

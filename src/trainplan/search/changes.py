@@ -1,0 +1,61 @@
+"""The smallest change that makes a plan fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from trainplan.plan.plan import Plan, default_placement
+from trainplan.predict.predict import Prediction
+from trainplan.units import gib
+
+Try = Callable[[Plan, int], Prediction | None]  # (sketch, batch) → its prediction; None where it is not legal
+
+
+def smallest_change(rejected: Prediction, world: int, attempt: Try) -> str:
+    """What to type, and the peak that it leads to; or how much memory the plan needs where nothing helps.
+
+    In this order: recompute, an order of work that holds less, more stages (with fewer replicas where devices are
+    short), both, and at last a smaller batch.
+    """
+    for words, sketch in _changes(rejected.plan, world):
+        for micro in _micro_counts(sketch, rejected.batch):
+            found = attempt(replace(sketch, micro=micro), rejected.batch)
+            if found is not None and found.fits:
+                more = f" micro={micro}" if micro != rejected.plan.micro else ""
+                return f"{words}{more} (peak {gib(found.peak_bytes)})"
+    batch = rejected.batch // 2
+    while batch >= rejected.plan.dp * rejected.plan.micro:
+        found = attempt(rejected.plan, batch)
+        if found is not None and found.fits:
+            return f"--batch {batch} (peak {gib(found.peak_bytes)})"
+        batch //= 2
+    over = rejected.peak_bytes - rejected.limit_bytes
+    return f"devices with {gib(over)} more memory, or more of them"
+
+
+def _changes(plan: Plan, world: int) -> Iterator[tuple[str, Plan]]:
+    uncut = replace(plan, stages=())
+    recomputed = replace(uncut, recompute="full")
+    if plan.recompute == "none":
+        yield "recompute=full", recomputed
+    if plan.schedule == "gpipe":
+        yield "schedule=1f1b", replace(uncut, schedule="1f1b")
+    for pp in range(plan.pp + 1, min(world, plan.blocks) + 1):
+        dp = min(plan.dp, world // pp)
+        deeper = _reshaped(uncut, dp, pp)
+        words = f"pp={pp}" + (f" dp={dp}" if dp != plan.dp else "")
+        yield words, deeper
+        if plan.recompute == "none":
+            yield f"{words} recompute=full", replace(deeper, recompute="full")
+
+
+def _reshaped(plan: Plan, dp: int, pp: int) -> Plan:
+    schedule = "1f1b" if plan.pp == 1 else plan.schedule
+    return replace(plan, dp=dp, pp=pp, schedule=schedule, placement=default_placement(dp, pp))
+
+
+def _micro_counts(sketch: Plan, batch: int) -> list[int]:
+    """The plan's own number first, then as many as there are samples: if that does not fit, nothing between does."""
+    most = batch // sketch.dp
+    return [sketch.micro, *([most] if most > sketch.micro else [])]

@@ -1,0 +1,134 @@
+"""Why a plan takes as long as it does, and why it lost: in words, made from its prediction.
+
+A step is taken apart into four pieces that add up to it:
+
+    compute     what every rank would do if work were spread evenly
+    imbalance   what the busiest rank does beyond that
+    waiting     the busiest rank idle, though communication were free: filling and draining a pipeline
+    exposed     how much shorter the step would be if communication were free
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainplan.cluster.cluster import Cluster, Link
+from trainplan.plan.plan import Plan
+from trainplan.plan.rules import micro_batches
+from trainplan.predict.predict import Prediction
+from trainplan.profile.profile import Profile
+from trainplan.units import gb_per_s, gib, percent, seconds, significant
+
+_WORTH_SAYING = 0.05  # of a step
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Seconds of a step, by what they are spent on."""
+
+    compute: float
+    imbalance: float
+    waiting: float
+    exposed: float
+
+
+def pieces(p: Prediction) -> Pieces:
+    """The four pieces of a predicted step."""
+    mean = (1 - p.bubble) * p.step_s
+    exposed = min(p.exposed_comm_s, max(p.step_s - p.compute_s, 0.0))
+    return Pieces(mean, max(p.compute_s - mean, 0.0), max(p.step_s - p.compute_s - exposed, 0.0), exposed)
+
+
+def reason(p: Prediction, profile: Profile, cluster: Cluster) -> str:
+    """What limits a plan: the pieces of its step that are worth saying, the largest first."""
+    parts = pieces(p)
+    said = [
+        (parts.exposed, f"{percent(parts.exposed / p.step_s)} exposed communication ({_traffic(p, profile, cluster)})"),
+        (parts.waiting, f"{percent(parts.waiting / p.step_s)} bubble ({_bubble(p.plan)})"),
+        (parts.imbalance, f"{percent(parts.imbalance / p.step_s)} imbalance ({_imbalance(p, parts)})"),
+    ]
+    said = sorted((item for item in said if item[0] > _WORTH_SAYING * p.step_s), reverse=True)
+    compute = f"{percent(parts.compute / p.step_s)} compute" + (", forward twice" if p.plan.recompute == "full" else "")
+    return "; ".join([compute, *(words for _, words in said)])
+
+
+def compared(p: Prediction, winner: Prediction, profile: Profile, cluster: Cluster) -> str:
+    """Why a plan is behind the winner: the piece of its step that grew most."""
+    slower = p.step_s / winner.step_s - 1
+    if slower < 0.005:
+        return f"as fast as #1 within our error: {reason(p, profile, cluster)}"
+    own, best = pieces(p), pieces(winner)
+    grown = [
+        (own.compute - best.compute, f"compute ({_more_compute(p, winner, profile)})"),
+        (own.imbalance - best.imbalance, f"imbalance ({_imbalance(p, own)})"),
+        (own.waiting - best.waiting, f"bubble ({_bubble(p.plan)})"),
+        (own.exposed - best.exposed, f"exposed communication ({_traffic(p, profile, cluster)})"),
+    ]
+    more = sorted((item for item in grown if item[0] > _WORTH_SAYING * p.step_s), reverse=True) or [max(grown)]
+    return f"{percent(slower)} slower: " + ", ".join(f"{seconds(extra)} more of {words}" for extra, words in more[:2])
+
+
+def one_device(single: Prediction | None, winner: Prediction, runner_up: Prediction | None) -> str:
+    """Whether distributing is worth it, in a sentence."""
+    if single is None or not single.fits:
+        return ""
+    if winner.plan.world > 1:
+        speed = single.step_s / winner.step_s
+        efficiency = speed / winner.plan.world
+        return (
+            f"it fits on one device ({seconds(single.step_s)} a step); #1 is {significant(speed)} × as fast "
+            f"on {winner.plan.world} devices ({percent(efficiency)} of linear)"
+        )
+    if runner_up is None:
+        return "it fits on one device, and there is no other"
+    parts = pieces(runner_up)
+    cause = max(
+        (parts.exposed, f"{seconds(parts.exposed)} of it is exposed communication"),
+        (parts.waiting, f"{seconds(parts.waiting)} of it is a bubble"),
+        (parts.compute + parts.imbalance, "smaller parts of the batch compute hardly faster than the whole"),
+    )[1]
+    return (
+        f"it fits on one device, and distributing it is slower because the best way to do so takes "
+        f"{seconds(runner_up.step_s)} instead of {seconds(winner.step_s)}, and {cause}"
+    )
+
+
+def _traffic(p: Prediction, profile: Profile, cluster: Cluster) -> str:
+    """What is sent, and over what."""
+    plan, words = p.plan, []
+    if plan.dp > 1:
+        size = sum(parameter.bytes for parameter in profile.parameters if parameter.trainable)
+        rings = [plan.replicas_of(stage) for stage in range(plan.pp)]
+        link = _slowest(cluster, [pair for ring in rings for pair in zip(ring, (*ring[1:], ring[0]), strict=True)])
+        words.append(f"{gib(size)} of gradients over {link.name} {gb_per_s(link.rate)}")
+    if plan.pp > 1:
+        link = _slowest(cluster, [(plan.rank(0, stage), plan.rank(0, stage + 1)) for stage in range(plan.pp - 1)])
+        words.append(f"activations between stages over {link.name} {gb_per_s(link.rate)}")
+    return " and ".join(words) or "none"
+
+
+def _slowest(cluster: Cluster, pairs: list[tuple[int, int]]) -> Link:
+    return min((cluster.link(a, b) for a, b in pairs), key=lambda link: link.rate)
+
+
+def _bubble(plan: Plan) -> str:
+    if plan.pp == 1:
+        return "waiting for the slowest replica"
+    if plan.schedule == "naive":
+        return f"{plan.pp} stages take turns"
+    return f"{plan.pp} stages fill and drain for {plan.micro} micro-batches"
+
+
+def _imbalance(p: Prediction, parts: Pieces) -> str:
+    return f"the busiest rank computes {significant(p.compute_s / parts.compute)} × the mean"
+
+
+def _more_compute(p: Prediction, winner: Prediction, profile: Profile) -> str:
+    if p.plan.world < winner.plan.world:
+        return f"{p.plan.world} of {winner.plan.world} devices"
+    if p.plan.recompute == "full" != winner.plan.recompute:
+        return "every forward pass twice"
+    own, best = micro_batches(p.plan, p.batch)[0][0], micro_batches(winner.plan, winner.batch)[0][0]
+    if own < best:
+        return f"micro-batches of {own} {profile.sample}s compute less efficiently than of {best}"
+    return "communication slows it down, or more devices share a node"

@@ -1,0 +1,236 @@
+"""The fastest plans that fit, with reasons; and what does not fit, with the smallest change that would.
+
+Every sketch in the space has a bound that it cannot beat (`bound.py`). Sketches are simulated in the order of their
+bounds, until those that are left cannot come among the first `top` any more; so the answer is that of simulating all.
+The best are then refined (other cuts, other bucket sizes) and ranked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainplan.cluster.cluster import Cluster
+from trainplan.errors import PlanError
+from trainplan.plan.plan import Plan
+from trainplan.predict.predict import Prediction
+from trainplan.profile.profile import Profile
+from trainplan.search.bound import Bounds
+from trainplan.search.changes import smallest_change
+from trainplan.search.reasons import compared, one_device, reason
+from trainplan.search.space import Shape, shape_of, sketches
+from trainplan.solve.limits import limited, usable
+from trainplan.solve.partition.ranges import Tables
+from trainplan.solve.resolve import draft, refine
+from trainplan.units import gib
+
+Progress = Callable[[str, float], None]
+TOP = 8  # plans that are shown
+REJECTED = 5  # of those that do not fit
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A plan that fits."""
+
+    prediction: Prediction
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.prediction.to_json(), "why": self.why}
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A plan that does not fit, the best of its shape in that respect."""
+
+    prediction: Prediction
+    why: str
+    change: str  # the smallest that makes it fit
+
+    @property
+    def over_bytes(self) -> int:
+        return self.prediction.peak_bytes - self.prediction.limit_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.prediction.to_json(), "over_bytes": self.over_bytes, "why": self.why, "change": self.change}
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Plans, best first, and what was said about them."""
+
+    ranked: tuple[Ranked, ...]
+    rejected: tuple[Rejected, ...]
+    single: Prediction  # one device, the baseline
+    note: str
+    considered: int
+    simulated: int
+    seconds: float
+    batch: int
+    profile: Profile = field(repr=False)
+    cluster: Cluster = field(repr=False)
+
+    @property
+    def best(self) -> Prediction:
+        """The winner."""
+        if not self.ranked:
+            nearest = self.rejected[0]
+            raise PlanError(f"{self.profile.workload} on {self.cluster.name}", nearest.why, nearest.change)
+        return self.ranked[0].prediction
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "workload": self.profile.workload,
+            "cluster": self.cluster.name,
+            "batch": self.batch,
+            "plans": [row.to_json() for row in self.ranked],
+            "rejected": [row.to_json() for row in self.rejected],
+            "single": self.single.to_json(),
+            "note": self.note,
+            "considered": self.considered,
+            "simulated": self.simulated,
+            "pruned": self.considered - self.simulated,
+            "seconds": self.seconds,
+        }
+
+
+def recommend(
+    profile: Profile,
+    cluster: Cluster,
+    batch: int | None = None,
+    memory: int | None = None,
+    top: int = TOP,
+    progress: Progress | None = None,
+) -> Recommendation:
+    """The `top` fastest shapes of plan that fit on the cluster. `memory`: bytes of a device that may be used."""
+    started = time.perf_counter()
+    batch = batch or profile.batch
+    if batch < 1:
+        raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
+    if top < 1:
+        raise PlanError(f"top {top}", "at least one plan must be asked for", "--top 5")
+    cluster = limited(cluster, memory)
+    search = _Search(profile, cluster, batch, top)
+    search.run(progress or (lambda what, share: None))
+    ranked = search.ranked()
+    rejected = search.rejected(ranked[0].step_s if ranked else float("inf"))
+    runner_up = next((p for p in ranked if p.plan.world > 1), None)
+    return Recommendation(
+        ranked=tuple(
+            Ranked(p, compared(p, ranked[0], profile, cluster) if place else reason(p, profile, cluster))
+            for place, p in enumerate(ranked)
+        ),
+        rejected=tuple(rejected),
+        single=search.single,
+        note=one_device(search.single, ranked[0], runner_up) if ranked else "nothing fits",
+        considered=search.considered,
+        simulated=len(search.known),
+        seconds=time.perf_counter() - started,
+        batch=batch,
+        profile=profile,
+        cluster=cluster,
+    )
+
+
+class _Search:
+    """The state of one search: what was simulated, and the best of every shape."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, batch: int, top: int) -> None:
+        self.profile, self.cluster, self.batch, self.top = profile, cluster, batch, top
+        self.tables = Tables(profile)
+        self.bounds = Bounds(self.tables, cluster, batch)
+        self.limit = usable(cluster)
+        self.known: dict[tuple[Plan, int], Prediction] = {}  # (sketch, batch) → what was predicted for it
+        self.best: dict[Shape, Prediction] = {}  # that fits
+        self.worst: dict[Shape, Prediction] = {}  # of shapes that do not: the least over
+        self.too_big: dict[Shape, Plan] = {}  # not simulated: their bytes alone are beyond the limit
+        self.considered = 0
+
+    def run(self, progress: Progress) -> None:
+        plans = list(sketches(len(self.profile.blocks), self.cluster, self.batch))
+        self.considered = len(plans)
+        order = sorted((self.bounds.seconds(p), place) for place, p in enumerate(plans))
+        self.single = self.predict(plans[0])
+        for count, (bound, place) in enumerate(order):
+            sketch = plans[place]
+            if bound >= self._beaten(sketch):
+                continue
+            if self.bounds.bytes(sketch) > self.limit:
+                self.too_big[shape_of(sketch)] = sketch  # the last is the one with the most micro-batches
+                continue
+            self.predict(sketch)
+            progress(f"{len(self.known)} plans simulated", count / len(order))
+
+    def predict(self, sketch: Plan, batch: int | None = None) -> Prediction:
+        batch = batch or self.batch
+        key = (sketch, batch)
+        if key not in self.known:
+            found = self.known[key] = draft(sketch, self.cluster, batch, self.tables)
+            if batch == self.batch:
+                self._file(found)
+        return self.known[key]
+
+    def _file(self, found: Prediction) -> None:
+        shape = shape_of(found.plan)
+        if found.fits:
+            if shape not in self.best or found.step_s < self.best[shape].step_s:
+                self.best[shape] = found
+        elif shape not in self.worst or found.peak_bytes < self.worst[shape].peak_bytes:
+            self.worst[shape] = found
+
+    def _standing(self) -> list[Prediction]:
+        """The best of every shape, fastest first; with recomputation only where that is not slower than without."""
+        found = []
+        for (dp, pp, schedule, recompute), p in self.best.items():
+            plain = self.best.get((dp, pp, schedule, "none"))
+            if recompute == "none" or plain is None or p.step_s < plain.step_s:
+                found.append(p)
+        return sorted(found, key=lambda p: p.step_s)
+
+    def _beaten(self, sketch: Plan) -> float:
+        """A plan that takes as long is of no interest: its shape has a better one, or `top` others are faster."""
+        dp, pp, schedule, recompute = shape_of(sketch)
+        own = [self.best.get((dp, pp, schedule, recompute)), self.best.get((dp, pp, schedule, "none"))]
+        times = [p.step_s for p in own if p is not None]
+        return min([*times, *(p.step_s for p in self._standing()[self.top - 1 : self.top])], default=float("inf"))
+
+    def ranked(self) -> list[Prediction]:
+        """The best of the best shapes, refined."""
+        left = ("stages", "bucket")
+        refined = [refine(p, left, self.cluster, self.batch, self.tables) for p in self._standing()[: self.top]]
+        return sorted(refined, key=lambda p: p.step_s)
+
+    def rejected(self, fastest: float) -> list[Rejected]:
+        """What does not fit, a row for each number of stages and order of work, on as many devices as there are.
+
+        Those that would have been faster than the winner come first, then those that are least over.
+        """
+        sketches_of: dict[tuple[int, str], list[Plan]] = {}
+        for shape in (self.worst.keys() | self.too_big.keys()) - self.best.keys():
+            sketch = self.worst[shape].plan if shape in self.worst else self.too_big[shape]
+            sketches_of.setdefault((sketch.pp, sketch.schedule), []).append(sketch)
+        plainest = [max(group, key=lambda p: (p.recompute == "none", p.dp)) for group in sketches_of.values()]
+        plainest.sort(key=lambda p: (self.bounds.seconds(p) >= fastest, self.bounds.bytes(p), p.pp, p.schedule))
+        shown = [self.worst.get(shape_of(p)) or self.predict(p) for p in plainest[:REJECTED]]
+        shown.sort(key=lambda p: (p.step_s >= fastest, p.peak_bytes / p.limit_bytes))
+        return [self._reject(p) for p in shown]
+
+    def _reject(self, p: Prediction) -> Rejected:
+        def attempt(sketch: Plan, batch: int) -> Prediction | None:
+            if batch == self.batch and self.bounds.bytes(sketch) > self.limit:
+                return None
+            try:
+                return self.predict(sketch, batch)
+            except PlanError:
+                return None
+
+        parts = {**p.peak.breakdown, "for the device's own libraries": p.peak_bytes - p.peak.bytes}
+        largest = max(parts, key=lambda kind: parts[kind])
+        why = (
+            f"rank {p.peak.rank} needs {gib(p.peak_bytes)} at {p.peak.op or 'the start'}, {gib(parts[largest])} of it "
+            f"{largest}, and has {gib(p.limit_bytes)}"
+        )
+        return Rejected(p, why, smallest_change(p, self.cluster.world, attempt))

@@ -1,0 +1,242 @@
+"""What is recommended is the best there is, fits, and comes with reasons."""
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from search.models import model
+from trainplan.cluster.overrides import with_overrides
+from trainplan.cluster.parse import cluster
+from trainplan.errors import PlanError
+from trainplan.plan.text import parse, text
+from trainplan.search.bound import Bounds
+from trainplan.search.recommend import recommend
+from trainplan.search.space import device_counts, shape_of, sketches
+from trainplan.solve.limits import limited, usable
+from trainplan.solve.partition.ranges import Tables
+from trainplan.solve.resolve import draft, solve
+from trainplan.units import GIB, MIB
+
+BATCH = 16
+
+
+@pytest.fixture(scope="module")
+def four():
+    return cluster("4xTitanRTX")
+
+
+def everything(profile, there, memory=None):
+    """Every plan in the space, simulated."""
+    there, tables = limited(there, memory), Tables(profile)
+    plans = list(sketches(len(profile.blocks), there, BATCH))
+    return [(sketch, draft(sketch, there, BATCH, tables)) for sketch in plans], Bounds(tables, there, BATCH)
+
+
+@pytest.mark.parametrize("memory", [None, 700 * MIB, 660 * MIB])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_answer_is_that_of_simulating_everything(seed, memory, four):
+    profile = model(seed)
+    plans, _ = everything(profile, four, memory)
+    best = {}
+    for _, p in plans:
+        shape = shape_of(p.plan)
+        if p.fits:
+            best[shape] = min(best.get(shape, p.step_s), p.step_s)
+    # Recomputation is not worth a row where the same plan is faster without.
+    shapes = [s for s in best if s[3] == "none" or best[s] < best.get((*s[:3], "none"), float("inf"))]
+    shapes.sort(key=best.get)
+    found = recommend(profile, four, BATCH, memory=memory, top=4)
+    assert found.simulated < len(plans) == found.considered
+    assert {shape_of(row.prediction.plan) for row in found.ranked} == set(shapes[:4])
+    # Refinement only makes them faster.
+    for row in found.ranked:
+        assert row.prediction.step_s <= best[shape_of(row.prediction.plan)] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_bounds_are_never_beaten(seed, four):
+    profile = model(seed)
+    plans, bounds = everything(profile, four)
+    close = 0
+    for sketch, p in plans:
+        assert bounds.seconds(sketch) <= p.step_s * (1 + 1e-9), text(p.plan)
+        assert bounds.bytes(sketch) <= p.peak.bytes + 8, text(p.plan)  # rounding
+        close += bounds.seconds(sketch) > 0.5 * p.step_s
+    assert close > len(plans) / 2  # and they say something
+
+
+def test_ranked_by_time_without_duplicates(four):
+    found = recommend(model(), four, BATCH)
+    times = [row.prediction.step_s for row in found.ranked]
+    assert times == sorted(times)
+    assert len({shape_of(row.prediction.plan) for row in found.ranked}) == len(found.ranked) > 3
+    assert found.best is found.ranked[0].prediction
+
+
+@pytest.mark.parametrize("memory", [900 * MIB, 700 * MIB, 660 * MIB])
+def test_memory_is_never_broken(memory, four):
+    found = recommend(model(), four, BATCH, memory=memory)
+    assert found.ranked
+    for row in found.ranked:
+        assert row.prediction.fits
+        assert row.prediction.peak_bytes <= memory * 0.94
+    for row in found.rejected:
+        assert row.over_bytes > 0
+
+
+def test_more_memory_is_never_slower(four):
+    sizes = [560 * MIB, 660 * MIB, 700 * MIB, 900 * MIB, 1400 * MIB, 24 * GIB]
+    found = [recommend(model(3), four, BATCH, memory=size) for size in sizes]
+    times = [r.best.step_s if r.ranked else float("inf") for r in found]
+    for less, more in itertools.pairwise(times):
+        assert more <= less * 1.001
+
+
+def test_a_faster_link_is_never_slower():
+    slow = cluster("2x2xTitanRTX")
+    times = []
+    for rate in ("0.1GB/s", "1GB/s", "10GB/s", "100GB/s"):
+        there = with_overrides(slow, {"link": rate})
+        times.append(recommend(model(4), there, BATCH).best.step_s)
+    assert times == sorted(times, reverse=True)
+
+
+def test_says_when_one_device_is_best():
+    there = with_overrides(cluster("4xTitanRTX"), {"link": "0.01GB/s", "latency": "500ms"})
+    found = recommend(model(), there, BATCH)
+    assert found.best.plan.world == 1
+    assert "it fits on one device, and distributing it is slower because" in found.note
+    assert "exposed communication" in found.note
+
+
+def test_says_what_distributing_gains(four):
+    found = recommend(model(), four, BATCH)
+    assert found.best.plan.world == 4
+    assert "it fits on one device" in found.note
+    assert "× as fast on 4 devices" in found.note
+
+
+def test_one_device_alone():
+    found = recommend(model(), cluster("1xTitanRTX"), BATCH)
+    assert found.note == "it fits on one device, and there is no other"
+
+
+def test_reasons_name_what_limits_a_plan():
+    slow = with_overrides(cluster("4xTitanRTX"), {"link": "1GB/s"})
+    found = recommend(model(), slow, BATCH, top=30)
+    why = {text(row.prediction.plan): row.why for row in found.ranked}
+    ddp = next(words for plan, words in why.items() if plan.startswith("dp=4 "))
+    assert "exposed communication (0.125 GiB of gradients over" in ddp
+    pipeline = next(words for plan, words in why.items() if plan.startswith("pp=4 schedule=1f1b"))
+    assert "4 stages fill and drain for" in pipeline
+    fewer = next(words for plan, words in why.items() if plan.startswith("pp=2 schedule=1f1b") and "full" not in plan)
+    assert "2 of 4 devices" in fewer
+    assert all("slower: " in words for words in list(why.values())[2:])
+
+
+def test_what_does_not_fit_comes_with_a_change_that_does(four):
+    """The change is a line that can be typed: it is, and it fits."""
+    profile, memory = model(), 660 * MIB
+    found = recommend(profile, four, BATCH, memory=memory)
+    assert found.rejected
+    typed = 0
+    for row in found.rejected:
+        p = row.prediction
+        assert "needs" in row.why
+        assert "and has 0.606 GiB" in row.why
+        if row.change.startswith("devices with"):
+            continue
+        words, batch = row.change.split(" (peak")[0].split(), BATCH
+        if words[0] == "--batch":
+            words, batch = [], int(words[1])
+        choices = dict(word.split("=") for word in text(p.plan).split() if "=" in word)
+        changed = choices | dict(word.split("=") for word in words)
+        if words:
+            changed.pop("stages", None)
+        if "pp" in words[0:1] or any(word.startswith("pp=") for word in words):
+            changed.setdefault("schedule", "1f1b")
+        line = " ".join(f"{key}={value}" for key, value in changed.items())
+        request = replace(parse(line), memory=memory)
+        assert solve(request, profile, four, batch).fits, (text(p.plan), row.change)
+        typed += 1
+    assert typed
+
+
+def test_recomputation_is_offered_where_it_is_what_fits():
+    """Activations fill one device; there is no other."""
+    profile = model(saved=40 * MIB, weights=MIB)
+    one = cluster("1xTitanRTX")
+    found = recommend(profile, one, BATCH, memory=850 * MIB)
+    assert found.best.plan.recompute == "full" or found.best.plan.micro > 1
+    alone = recommend(profile, one, 1, memory=810 * MIB)
+    assert [text(row.prediction.plan) for row in alone.ranked] == ["recompute=full"]
+    assert alone.rejected[0].change.startswith("recompute=full (peak")
+
+
+def test_nothing_fits(four):
+    found = recommend(model(), four, BATCH, memory=510 * MIB)
+    assert not found.ranked
+    assert found.note == "nothing fits"
+    assert found.rejected
+    with pytest.raises(PlanError, match=r"needs .* GiB"):
+        _ = found.best
+
+
+def test_json_has_the_promised_keys(four):
+    data = recommend(model(), four, BATCH, memory=660 * MIB).to_json()
+    assert {"plans", "rejected", "considered", "simulated", "pruned", "note"} <= data.keys()
+    keys = {
+        "plan", "fits", "step_s", "samples_per_s", "epoch_s", "peak_bytes", "breakdown", "bubble", "exposed_comm_s",
+        "mfu", "profile", "error", "why",
+    }  # fmt: skip
+    assert keys <= data["plans"][0].keys()
+    assert {"over_bytes", "why", "change"} <= data["rejected"][0].keys()
+    assert data["pruned"] == data["considered"] - data["simulated"]
+
+
+def test_what_cannot_be_asked(four):
+    with pytest.raises(PlanError, match="at least one sample"):
+        recommend(model(), four, -1)
+    with pytest.raises(PlanError, match="at least one plan"):
+        recommend(model(), four, BATCH, top=0)
+
+
+def test_a_batch_smaller_than_the_cluster(four):
+    found = recommend(model(), four, 3)
+    assert all(row.prediction.plan.dp <= 3 for row in found.ranked)
+
+
+def test_device_counts_stay_few_on_large_clusters():
+    assert device_counts(cluster("5xT4")) == [1, 2, 3, 4, 5]
+    assert device_counts(cluster("100x8xH100-SXM"))[-2:] == [512, 800]
+
+
+def test_usable_memory_is_that_of_the_smallest(four):
+    assert usable(four) == four.device(0).memory_bytes * 0.94 - four.device(0).context_bytes
+
+
+def test_answers_in_a_blink_and_without_torch(tmp_path):
+    """A saved profile and eight devices, in a fresh process: no torch, and well under a second once compiled."""
+    model(blocks=24).save(tmp_path / "profile.json")
+    code = f"""
+import sys, time
+from trainplan.cluster.parse import cluster
+from trainplan.profile.profile import Profile
+from trainplan.search.recommend import recommend
+profile = Profile.load({str(tmp_path / "profile.json")!r})
+there = cluster("2x4xTitanRTX")
+recommend(profile, there, 64)
+best = float("inf")
+for _ in range(3):
+    started = time.process_time()
+    recommend(profile, there, 64)
+    best = min(best, time.process_time() - started)
+assert "torch" not in sys.modules, "torch was imported"
+print(best)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) < 1.0
