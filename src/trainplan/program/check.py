@@ -193,8 +193,10 @@ def _matched(view: _View) -> Iterator[Fault]:
     sends, receives = _SENDS[program.kind], _RECEIVES[program.kind]
     is_message = program.value_kind == Value.MESSAGE
     for value in _where(is_message != (program.value_rank < 0)):
-        op = int(program.value_maker[value])
-        yield Fault("matched", op, f"what {_maker(program, value)} makes is {'not ' * is_message[value]}between ranks")
+        what = (
+            f"a message, but on rank {program.value_rank[value]}" if is_message[value] else "on no rank, but no message"
+        )
+        yield Fault("matched", int(program.value_maker[value]), f"what {_maker(program, value)} makes is {what}")
     messages = np.flatnonzero(is_message)
     makers = program.value_maker[messages]
     made = np.bincount(makers[makers >= 0], minlength=len(program))
