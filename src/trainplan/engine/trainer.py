@@ -33,7 +33,9 @@ from trainplan.plan.rules import check as check_plan
 from trainplan.plan.rules import micro_batches, split
 from trainplan.plan.text import text
 from trainplan.profile.capture.captured import Captured, capture
+from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.stage import Stage
+from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.profile import Profile
 from trainplan.profile.structure import structure
 from trainplan.program.check import check
@@ -227,8 +229,7 @@ class Trainer:
     def _evaluation_stage(self) -> Stage:
         """The same blocks captured in evaluation mode, sharing this rank's values."""
         if self._evaluation is None:
-            with torch.device("meta"):
-                model = self.workload.build().eval()
+            model = Skeleton(self.workload.build).model.eval()
             captured = capture(
                 model, self.workload.inputs(2, 0), self.workload.loss, device=self.captured.exported.device
             )
@@ -277,16 +278,11 @@ def build(
     model: nn.Module | None = None,
 ) -> Trainer:
     """A trainer for this rank, with the values that `workload.build()` under `seed` has, or those of `model`."""
-    from trainplan.profile.capture.materialise import materialise
-
-    with torch.device("meta"):
-        skeleton = workload.build()
-    skeleton.train()
-    captured = capture(skeleton, workload.inputs(2, 0), workload.loss, device="cpu")
+    skeleton = Skeleton(workload.build)
+    skeleton.model.train()
+    captured = capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
 
     def values(names: set[str]) -> Mapping[str, Any]:
-        if model is not None:
-            return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        return materialise(workload.build, names, seed, device)
+        return values_of(model) if model is not None else skeleton.materialise(names, seed, device)
 
     return Trainer(plan, workload, captured, values, backend=backend, device=device, seed=seed, compiled=compiled)

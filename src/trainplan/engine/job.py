@@ -1,0 +1,47 @@
+"""What a run is told: a small file that the launcher writes and every rank reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainplan import files
+from trainplan.plan import text as plan_text
+from trainplan.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run: what is trained, under which plan, for how long."""
+
+    workload: str
+    plan: dict[str, Any]
+    batch: int
+    steps: int
+    out: str
+    overrides: dict[str, Any] = field(default_factory=dict)  # of the workload
+    backend: str = "gloo"
+    device: str = "cpu"
+    seed: int = 0
+    warm_up: int = 2  # steps before the timeline is recorded
+    compiled: bool = False
+    data: str = ""  # what workload.datasets.open_data takes; empty: a synthetic batch a step
+    samples: int = 0  # of the data; 0: all
+    resume: str = ""  # a checkpoint
+    save_every: int = 0  # steps between checkpoints; 0: none
+    reference: bool = True  # run the reference kernel between steps
+    keep_state: bool = False  # leave weights and gradients in files, for `compare`
+    double: bool = False  # compute in float64, for `compare`
+
+    def save(self) -> Path:
+        path = Path(self.out) / "job.json"
+        files.write(path, "job", files.to_json(self))
+        return path
+
+    @staticmethod
+    def load(path: str | Path) -> Job:
+        return files.from_json(Job, files.read(path, "job"))
+
+    def the_plan(self) -> Plan:
+        return plan_text.from_json(self.plan)

@@ -1,0 +1,236 @@
+"""One rank of `trainplan run`, from its job file to its results.
+
+Every rank writes into the run's folder: `rank-N.log` (what it printed), `rank-N.json` (step times, losses, memory, the
+events of its timeline), and, should it fail, `rank-N.error` with its traceback.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+from trainplan import files, units
+from trainplan.engine import checkpoint
+from trainplan.engine.job import Job
+from trainplan.engine.recorder import now
+from trainplan.engine.trainer import StepResult, Trainer, build
+from trainplan.engine.world import join, leave
+from trainplan.errors import TrainplanError
+from trainplan.plan.rules import split
+from trainplan.workload.workload import Batch, Workload
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the job whose file is the only argument."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if len(arguments) != 1:
+        sys.exit("usage: torchrun --nproc-per-node N -m trainplan.run JOB.json (written by trainplan run --dry-run)")
+    try:
+        job = Job.load(arguments[0])
+    except TrainplanError as error:
+        sys.exit(f"error: {error}")
+    rank = os.environ.get("RANK", "0")
+    out = Path(job.out)
+    with (out / f"rank-{rank}.log").open("w", buffering=1) as log:
+        plain = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)
+        try:
+            _run(job, out)
+        except BaseException as error:
+            text = f"error: {error}\n" if isinstance(error, TrainplanError) else traceback.format_exc()
+            files.write_text(out / f"rank-{rank}.error", text)
+            print(text, file=sys.stderr)
+            log.flush()
+            # At once: the others may wait for us in a collective, and leaving the group would wait for them.
+            os._exit(2 if isinstance(error, TrainplanError) else 1)
+        finally:
+            sys.stdout, sys.stderr = plain
+
+
+class _Tee:
+    """Prints to two places."""
+
+    def __init__(self, *streams: IO[str]) -> None:
+        self._streams = streams
+
+    def write(self, text: str) -> int:
+        for stream in self._streams:
+            stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        for stream in self._streams:
+            stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._streams[0], name)
+
+
+def _run(job: Job, out: Path) -> None:
+    from trainplan.workload.load import load
+
+    device = _device(job)
+    plan = job.the_plan()
+    if plan.world > 1:
+        join(job.backend)
+    workload = load(job.workload, **job.overrides)
+    if job.double:
+        workload = in_double(workload)
+    trainer = build(plan, workload, backend=job.backend, device=device, seed=job.seed, compiled=job.compiled)
+    if job.resume:
+        checkpoint.load(trainer, job.resume)
+    record = _train(trainer, job, workload, out)
+    files.write(out / f"rank-{trainer.rank}.json", "rank", record)
+    if job.keep_state:
+        torch.save(_state(trainer), out / f"rank-{trainer.rank}.pt")
+    if plan.world > 1:
+        dist.barrier()
+        leave()
+
+
+def _device(job: Job) -> torch.device:
+    if job.device == "cpu":
+        torch.set_num_threads(1)  # a worker is a core
+        return torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device(job.device, local % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def in_double(workload: Workload) -> Workload:
+    """The same workload in float64, where equality can be asked for."""
+    from trainplan.workload.batch import each_tensor
+
+    def batch(samples: int, seed: int) -> Batch:
+        made = workload.inputs(samples, seed)
+        return each_tensor(made, lambda t: t.double() if t.is_floating_point() else t)
+
+    return dataclasses.replace(workload, build=lambda: workload.build().double(), inputs=batch)
+
+
+def _batches(trainer: Trainer, job: Job, workload: Workload) -> Iterator[tuple[Batch, int]]:
+    """The part of each batch that this rank's replica trains, and the size of the whole."""
+    plan = trainer.plan
+    if not job.data:
+        for step in range(trainer.steps_done, trainer.steps_done + job.steps):
+            whole = workload.inputs(job.batch, _data_seed(job.seed, step))
+            sizes = split(job.batch, plan.dp)
+            first = sum(sizes[: trainer.replica])
+            yield _slice(whole, first, sizes[trainer.replica]), job.batch
+        return
+    from trainplan.workload.datasets import open_data
+    from trainplan.workload.loader import loader
+
+    def ours(samples: int) -> tuple[int, int]:
+        sizes = split(samples, plan.dp)
+        first = sum(sizes[: trainer.replica])
+        return first, first + sizes[trainer.replica]
+
+    data = open_data(job.data, workload, samples=job.samples, seed=job.seed)
+    with loader(
+        workload, data, job.batch, start=trainer.steps_done, seed=job.seed, part=ours,
+        drop_last=len(data) % job.batch < plan.dp * plan.micro, pin=job.device != "cpu",
+    ) as batches:  # fmt: skip
+        for _, batch in zip(range(job.steps), batches, strict=False):
+            yield batch, _whole(len(data), job.batch, batch, plan.dp, trainer.replica)
+
+
+def _whole(length: int, batch: int, part: Batch, dp: int, replica: int) -> int:
+    """The size of the batch that a part belongs to: the full one, or the last of an epoch."""
+    if part.samples == split(batch, dp)[replica]:
+        return batch
+    return length % batch
+
+
+def _data_seed(seed: int, step: int) -> int:
+    return seed * 1_000_003 + step
+
+
+def _slice(batch: Batch, first: int, count: int) -> Batch:
+    from trainplan.workload.batch import split as split_batch
+
+    sizes = [size for size in (first, count, batch.samples - first - count) if size]
+    return split_batch(batch, sizes)[1 if first else 0] if len(sizes) > 1 else batch
+
+
+def _train(trainer: Trainer, job: Job, workload: Workload, out: Path) -> dict[str, Any]:
+    from trainplan.profile.reference import Reference
+
+    reference = Reference(trainer.device) if job.reference else None
+    speaks = trainer.replica == 0 and trainer.part.is_last
+    seconds, losses, references = [], [], []
+    started, first = now(), trainer.steps_done
+    for number, (batch, whole) in enumerate(_batches(trainer, job, workload)):
+        if number == job.warm_up:
+            trainer.record()
+        if reference is not None and number >= job.warm_up:
+            references.append(_reference(reference, trainer))
+        result = trainer.step(batch, whole)
+        seconds.append(result.seconds)
+        losses.append(result.loss)
+        if speaks:
+            _say(result, workload, first + job.steps, started, number + 1, job.steps)
+        if job.save_every and trainer.steps_done % job.save_every == 0:
+            checkpoint.save(trainer, out / f"checkpoint-{trainer.steps_done}")
+    recorded = len(seconds) > job.warm_up
+    return {
+        "rank": trainer.rank,
+        "replica": trainer.replica,
+        "stage": trainer.number,
+        "seconds": seconds,
+        "losses": losses,
+        "references": references,
+        "peak_bytes": _peak(trainer.device),
+        "events": files.to_json(trainer.events(job.batch)) if recorded else [],
+    }
+
+
+def _reference(reference: Any, trainer: Trainer) -> float:
+    """How fast the machine is now: rank 0 runs the kernel while the others wait, as when the profile was made."""
+    seconds = reference.seconds() if trainer.rank == 0 else 0.0
+    if trainer.plan.world > 1:
+        dist.barrier()
+    return seconds
+
+
+def _say(result: StepResult, workload: Workload, last: int, started: float, done: int, steps: int) -> None:
+    left = (now() - started) / done * (steps - done)
+    print(
+        f"step {result.step + 1}/{last}  loss {result.loss:.4f}  {units.seconds(result.seconds)}  "
+        f"{result.samples / result.seconds:,.1f} {workload.sample}s/s  "
+        f"memory {units.gib(_peak(torch.device('cpu') if not torch.cuda.is_initialized() else torch.device('cuda')))}  "
+        f"eta {units.seconds(left)}",
+        flush=True,
+    )
+
+
+def _peak(device: torch.device) -> int:
+    """Peak bytes: what torch has allocated on a GPU; the process's resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _state(trainer: Trainer) -> dict[str, Any]:
+    from trainplan.engine.oracle import optimizer_state
+
+    parameters = dict(trainer.stage.named_parameters())
+    return {
+        "replica": trainer.replica,
+        "stage": trainer.number,
+        "weights": {name: p.detach().cpu() for name, p in parameters.items()},
+        "buffers": {name: b.detach().cpu() for name, b in trainer.stage.named_buffers()},
+        "state": optimizer_state(trainer.part.optimizer, {n: p for n, p in parameters.items() if p.requires_grad}),
+        "made": time.time(),
+    }
