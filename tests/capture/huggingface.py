@@ -37,7 +37,7 @@ def _bert() -> nn.Module:
 
 
 def _vit() -> nn.Module:
-    config = transformers.ViTConfig(image_size=16, patch_size=8, num_labels=5, hidden_dropout_prob=0.1, **_HEADS)
+    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=5, hidden_dropout_prob=0.1, **_HEADS)
     return transformers.ViTForImageClassification(config)
 
 
@@ -65,7 +65,7 @@ def _text(mask: bool) -> Callable[[int, int], Batch]:
 def _pictures(samples: int, seed: int) -> Batch:
     g = torch.Generator().manual_seed(seed)
     kwargs = {
-        "pixel_values": torch.randn(samples, 3, 16, 16, generator=g),
+        "pixel_values": torch.randn(samples, 3, 32, 32, generator=g),
         "labels": torch.randint(0, 5, (samples,), generator=g),
     }
     return Batch(samples, (), kwargs)

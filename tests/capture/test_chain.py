@@ -15,7 +15,7 @@ from .models import ResNet, UNet, Wrapped
 
 BLOCKS = {
     "resnet": ["conv1", *(f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)), "fc"],
-    "mobilenet": ["features.0.0", "features.1", "features.2", "features.3", "features.4.0", "classifier.1"],
+    "mobilenet": ["features.0", "features.1", "features.2", "features.3", "features.4", "classifier.1"],
     "vgg": [f"features.{i}" for i in (0, 4, 8, 11, 15, 18, 22, 25)] + [f"classifier.{i}" for i in (0, 3, 5)],
     "unet": [
         "down1.conv1", "down1.conv2", "down2.conv1", "down2.conv2", "middle.conv1", "middle.conv2",
@@ -25,10 +25,10 @@ BLOCKS = {
     "gpt2": ["transformer.wte", "transformer.h.0", "transformer.h.1", "lm_head"],
     "llama": ["model.embed_tokens", "model.layers.0", "model.layers.1", "lm_head"],
     "bert": [
-        "bert.embeddings.word_embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1",
-        "cls.predictions.transform.dense", "cls.predictions.decoder",
+        "bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1",
+        "cls.predictions.transform", "cls.predictions.decoder",
     ],
-    "vit": ["vit.embeddings.patch_embeddings.projection", "vit.layers.0", "vit.layers.1", "classifier"],
+    "vit": ["vit.embeddings", "vit.layers.0", "vit.layers.1", "classifier"],
     "t5": [
         "encoder.embed_tokens", "encoder.block.0", "encoder.block.1",
         "decoder.embed_tokens", "decoder.block.0", "decoder.block.1", "lm_head",

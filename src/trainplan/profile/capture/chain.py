@@ -110,8 +110,24 @@ def cut_chain(flow: Flow, outputs: set[fx.Node], legal: list[int], granularity: 
             )
             anchors.append(piece)
         before = piece
-    names = [anchor.name for anchor in anchors] or [_first_name(flow, 0)]
+    if not anchors:
+        return name_blocks(flow, [])
+    bounds = pairwise([0, *cuts, len(flow.ops)])
+    names = [_widest_name(root, anchor, *bound) for anchor, bound in zip(anchors, bounds, strict=True)]
     return Cut(_unique(names), tuple(cuts))
+
+
+def _widest_name(root: Call, anchor: Piece, start: int, end: int) -> str:
+    """The outermost module around the anchor that lies in the block as a whole: `features.0`, not `features.0.0`."""
+    place = root
+    while True:
+        inner = next((call for call in place.calls if anchor.first in call.positions()), None)
+        if inner is None:
+            return anchor.name
+        positions = list(inner.positions())
+        if start <= positions[0] and positions[-1] < end:
+            return inner.name
+        place = inner
 
 
 def call_tree(flow: Flow) -> Call:

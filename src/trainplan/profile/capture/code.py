@@ -85,8 +85,8 @@ def _move_node(node: fx.Node, old: torch.device, new: torch.device) -> None:
         return new if isinstance(leaf, torch.device) and leaf.type == old.type else leaf
 
     node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), move)
-    if isinstance(node.target, HigherOrderOperator) and node.args and node.args[0] == old.type:
-        node.args = (new.type, *node.args[1:])  # wrap_with_autocast("cpu", …)
+    if isinstance(node.target, HigherOrderOperator) and node.args and node.args[0] == old.type and new.type != "meta":
+        node.args = (new.type, *node.args[1:])  # wrap_with_autocast("cpu", …); there is no autocast for meta
 
 
 def _moved(body: nn.Module, old: torch.device, new: torch.device) -> nn.Module:

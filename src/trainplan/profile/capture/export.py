@@ -11,7 +11,11 @@ part of the graph, and is checked when the graph runs.
 
 from __future__ import annotations
 
+import io
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -63,9 +67,10 @@ class _Flat(nn.Module):
                 if new is not old and old is not None:
                     if new is None or new.shape != old.shape or new.dtype != old.dtype:
                         raise self.watch.refuse(
-                            f"buffer {key!r} of module {name!r}",
+                            f"the buffer {key!r}",
                             f"forward replaces it by {_describe(new)}, and it was {_describe(old)}",
                             "a buffer that keeps its shape and type",
+                            name,
                         )
                     old.copy_(new.detach())
                     module._buffers[key] = old
@@ -74,9 +79,10 @@ class _Flat(nn.Module):
                     continue
                 if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)):
                     raise self.watch.refuse(
-                        f"attribute {key!r} of module {name!r}",
+                        f"the attribute {key!r}",
                         "forward keeps a tensor in it from one call to the next, and a capture would not",
                         "register_buffer, or returning it",
+                        name,
                     )
                 if key in attributes and isinstance(value, int | float | str) and value != attributes[key]:
                     self.watch.notes.append(
@@ -131,12 +137,11 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
     grad_enabled = torch.is_grad_enabled()
     try:
         with (
-            warnings.catch_warnings(),
+            _quietly(),
             replaced(model, fakes, attributes_as_buffers=True),
             torch.enable_grad(),
             watch.watching(),
         ):
-            warnings.simplefilter("ignore")
             program = torch.export.export(flat, examples, dynamic_shapes={"tensors": shapes}, strict=False)
     except Exception as error:
         if watch.refusals:
@@ -159,11 +164,25 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
         inputs,
         fixed,
         flat.returned,
+        arguments=(len(batch.args), set(batch.kwargs)),
         device=device,
         example_samples=batch.samples,
         training=model.training,
         notes=watch.notes,
     )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the graphs and tracebacks that export prints before it raises: our errors say it in a sentence."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 def _fakes(model: nn.Module, known: dict[str, Held], device: torch.device) -> dict[str, Tensor]:

@@ -60,6 +60,7 @@ class Exported:
     samples: fx.Node
     symbol: sympy.Symbol
     fixed: list[Constant]
+    arguments: tuple[int, set[str]]  # how many positional arguments, and which keywords
     output: Output
     device: torch.device
     example_samples: int

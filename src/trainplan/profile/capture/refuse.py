@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.autograd.function import Function
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -47,11 +48,15 @@ class Watch:
     @property
     def module(self) -> str:
         """The innermost module that is running, or in which an exception was raised, as the user would write it."""
-        name = self.running[-1] if self.running else (self.failed_in or "")
+        return self._called(self.running[-1] if self.running else (self.failed_in or ""))
+
+    def _called(self, name: str) -> str:
         return f"module {name!r}" if name else f"the model's own forward ({self.kind})"
 
-    def refuse(self, what: str, why: str, instead: str) -> ModelError:
-        error = ModelError(f"capture of {what} in {self.module}", why, instead)
+    def refuse(self, what: str, why: str, instead: str, name: str | None = None) -> ModelError:
+        """The error to raise, about the module that is running or the one that is named."""
+        where = self.module if name is None else self._called(name)
+        error = ModelError(f"capture of {what} in {where}", why, instead)
         self.refusals.append(error)
         return error
 
@@ -72,7 +77,7 @@ class Watch:
 
         handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
         try:
-            with self._functions(), _TensorHooks(self):
+            with self._functions(), self._saving(), _TensorHooks(self):
                 yield
                 self._roll(dice)
         except BaseException:
@@ -87,7 +92,7 @@ class Watch:
         source = dice.rolled()
         if source:
             raise self.refuse(
-                f"{source} randomness",
+                "randomness",
                 f"forward draws from {source}, and a capture would repeat one draw for ever",
                 "drawing with torch (torch.rand, nn.Dropout), or moving the draw out of forward",
             )
@@ -103,6 +108,12 @@ class Watch:
                 self.notes.append(f"checkpointed region in {self.module}: captured without its checkpoint")
                 function, _preserve_random_state, *inputs = args
                 return function(*inputs)
+            if cls.__name__ == "BackwardHookFunction":
+                raise self.refuse(
+                    "a backward hook",
+                    "tracing drops hooks that act on gradients, so gradients would be wrong",
+                    "removing the hook, or putting it on a parameter",
+                )
             raise self.refuse(
                 f"the custom autograd function {cls.__name__}",
                 "tracing keeps its forward and drops its backward, so its gradients would be wrong",
@@ -114,6 +125,23 @@ class Watch:
             yield
         finally:
             Function.apply = original  # type: ignore[method-assign]
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Note where forward changes what is saved for backward: `torch.utils.checkpoint`, `save_on_cpu`."""
+        original = saved_tensors_hooks.__enter__
+
+        def enter(hooks: saved_tensors_hooks) -> None:
+            note = f"checkpointed or offloaded region in {self.module}: captured without it"
+            if note not in self.notes:
+                self.notes.append(note)
+            original(hooks)
+
+        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            saved_tensors_hooks.__enter__ = original  # type: ignore[method-assign]
 
 
 class _Dice:

@@ -204,6 +204,14 @@ class Stage(nn.Module):
                 )
         for constant in self.captured.exported.fixed:
             _check_constant(batch, constant)
+        arguments = self.captured.exported.arguments
+        if (len(batch.args), set(batch.kwargs)) != arguments:
+            more = sorted(set(batch.kwargs) - arguments[1]) or [f"argument {arguments[0]}"]
+            raise ModelError(
+                f"batch of {batch.samples} samples",
+                f"it has {more[0]!r}, which the model was captured without",
+                "capturing the model again with a batch of this form",
+            )
 
     @contextmanager
     def buffers_kept(self) -> Iterator[None]:

@@ -1,0 +1,262 @@
+"""What cannot be captured is refused, with the reason and the module's name; nothing is left behind."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainplan.errors import ModelError
+from trainplan.profile.capture.captured import capture
+from trainplan.profile.capture.tensors import values_of
+from trainplan.profile.capture.verify import captured_and_verified, verify
+from trainplan.workload.workload import Batch, Loss
+
+BATCH = Batch(4, (torch.randn(4, 6),), {}, torch.randint(0, 6, (4,)))
+LOSS = Loss(nn.functional.cross_entropy, lambda batch: batch.samples)
+
+
+class Net(nn.Module):
+    """Two layers and something odd between them, in a module called `middle.odd`."""
+
+    def __init__(self, odd: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.middle = nn.Module()
+        self.middle.odd = odd
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle.odd(self.first(x)))
+
+
+class Branch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class Item(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 if x.mean().item() > 0.5 else 2)
+
+
+class _Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Custom(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Straight.apply(x)
+
+
+class PythonDice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * random.random()
+
+
+class NumpyDice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(np.random.rand())
+
+
+class Hook(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * 2)
+        return x
+
+
+class Remembers(nn.Module):
+    state = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state = x if self.state is None else self.state + x
+        return x
+
+
+class GrowingBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, x.detach()[:1]])
+        return x
+
+
+REFUSED = [
+    (Branch, "middle.odd", "depends on the values"),
+    (Item, "middle.odd", "depends on the values"),
+    (Custom, "middle.odd", "_Straight.*drops its backward"),
+    (PythonDice, "middle.odd", "Python's random"),
+    (NumpyDice, "middle.odd", "numpy.random"),
+    (Hook, "middle.odd", "tensor hook"),
+    (Remembers, "middle.odd", "'state'.*keeps a tensor"),
+    (GrowingBuffer, "middle.odd", "'seen'.*replaces it"),
+]
+
+
+@pytest.mark.parametrize(("odd", "module", "why"), REFUSED, ids=[row[0].__name__ for row in REFUSED])
+def test_refused_with_reason_and_module(odd, module, why):
+    model = Net(odd())
+    before = {name: value.clone() for name, value in values_of(model).items()}
+    with pytest.raises(ModelError, match=why) as refusal:
+        capture(model, BATCH)
+    assert module in str(refusal.value)
+    assert refusal.value.instead
+    assert torch.is_grad_enabled()
+    after = values_of(model)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert not any(value.is_meta for value in after.values())
+
+
+def test_a_module_backward_hook_is_refused():
+    model = Net(nn.Tanh())
+    model.middle.odd.register_full_backward_hook(lambda module, inputs, outputs: None)
+    with pytest.raises(ModelError, match=r"middle\.odd"):
+        capture(model, BATCH)
+
+
+class FixedBatch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(4, 6) + torch.zeros(4, 1)
+
+
+def test_a_batch_size_in_the_code_is_refused():
+    with pytest.raises(ModelError, match="batch size"):
+        capture(Net(FixedBatch()), BATCH)
+
+
+def test_a_batch_of_one_sample_cannot_be_the_example():
+    with pytest.raises(ModelError, match="2 samples or more"):
+        capture(Net(nn.Tanh()), Batch(1, (torch.randn(1, 6),)))
+
+
+def test_a_batch_without_samples_first_is_refused():
+    with pytest.raises(ModelError, match="first dimension"):
+        capture(Net(nn.Tanh()), Batch(4, (torch.randn(3, 6),)))
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.zeros(7, 7)
+
+
+def test_an_error_of_the_model_names_the_module():
+    with pytest.raises(ModelError, match=r"middle\.odd"):
+        capture(Net(Broken()), BATCH)
+
+
+class NoParameters(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_a_model_without_parameters_is_refused():
+    with pytest.raises(ModelError, match="depends on a parameter"):
+        capture(NoParameters(), BATCH)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3)), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_regions_are_captured_and_noted(reentrant):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        captured, difference = captured_and_verified(Net(Checkpointed(reentrant)), BATCH, LOSS)
+    assert difference < 1e-6
+    assert captured.verified
+    assert any("checkpoint" in note for note in captured.notes)
+
+
+class Counter(nn.Module):
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+def test_python_state_that_forward_changes_is_noted():
+    assert any("'calls'" in note for note in capture(Net(Counter()), BATCH).notes)
+
+
+class Cheat(nn.Module):
+    """Traces as one thing and runs as another: only a comparison finds it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if torch.compiler.is_exporting() else x * 1.5
+
+
+def test_verify_finds_what_tracing_does_not_see():
+    model = Net(Cheat())
+    with pytest.raises(ModelError, match=r"eager: .*(loss|output|gradient)"):
+        captured_and_verified(model, BATCH, LOSS)
+
+
+class WrongGradient(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if torch.compiler.is_exporting() else x * 2 - x.detach()
+
+
+def test_verify_finds_a_wrong_gradient_and_names_the_parameter():
+    with pytest.raises(ModelError, match=r"gradient of first\.weight"):
+        captured_and_verified(Net(WrongGradient()), BATCH, LOSS)
+
+
+class WrongBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting():
+            self.count += 1
+        return x
+
+
+def test_verify_finds_a_buffer_that_is_not_updated():
+    with pytest.raises(ModelError, match=r"buffer middle\.odd\.count"):
+        captured_and_verified(Net(WrongBuffer()), BATCH, LOSS)
+
+
+def test_verify_leaves_model_and_random_state_as_they_were():
+    model = Net(nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5)))
+    model.first.weight.grad = torch.ones(6, 6)
+    before = {name: value.clone() for name, value in values_of(model).items()}
+    state = torch.get_rng_state()
+    captured = capture(model, BATCH, LOSS)
+    assert verify(captured, model, BATCH, LOSS) < 1e-6
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in values_of(model).items())
+    assert torch.equal(model.first.weight.grad, torch.ones(6, 6))
+    assert model.last.weight.grad is None
+
+
+def test_capture_works_and_restores_without_gradients():
+    with torch.no_grad():
+        captured = capture(Net(nn.Tanh()), BATCH)
+        assert not torch.is_grad_enabled()
+    assert all(crossing.needs_grad for crossing in captured.crossings)
