@@ -4,8 +4,8 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-from tests.engine.models import workload
 
+from tests.engine.models import workload
 from trainplan.engine.oracle import Trained, optimizer_state
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan

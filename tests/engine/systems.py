@@ -47,7 +47,9 @@ def _cases() -> list[Case]:
             Case("gpipe", model, {"pp": 4, "micro": 4, "schedule": "gpipe", "stages": quarters}),
             Case("dapple", model, {"pp": 2, "micro": 5, "schedule": "1f1b", "stages": (middle,)}),
             Case("dapple", model, {"pp": 4, "micro": 3, "schedule": "1f1b", "stages": quarters, "recompute": "full"}),
-            Case("dapple", model, {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (middle,), "bucket": 200}),
+            Case(
+                "dapple", model, {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (middle,), "bucket": 200}
+            ),
             Case(
                 "gpipe",
                 model,
@@ -66,7 +68,12 @@ def _cases() -> list[Case]:
         Case("single", "tied", {}, fields={"clip_norm": 0.05}),
         Case("ddp", "chain", {"dp": 2, "bucket": 200}, fields={"clip_norm": 0.05}),
         Case("dapple", "tied", {**adam, "stages": (2,)}, fields={"clip_norm": 0.05}),
-        Case("gpipe", "residual", {"pp": 4, "micro": 2, "schedule": "gpipe", "stages": (1, 2, 3)}, fields={"clip_norm": 0.05}),
+        Case(
+            "gpipe",
+            "residual",
+            {"pp": 4, "micro": 2, "schedule": "gpipe", "stages": (1, 2, 3)},
+            fields={"clip_norm": 0.05},
+        ),
     ]
     return cases
 

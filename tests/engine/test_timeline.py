@@ -21,7 +21,9 @@ TIMED = [case for case in CASES if case.optimizer == "sgd" and case.model != "ch
 
 def measured(case: Case) -> dict[int, list[Event]]:
     arguments = (case.model, case.optimizer, case.plan, [8, 8, 8, 8], case.fields, 2)
-    results = [jobs.train(0, 1, *arguments)] if case.plan.world == 1 else pool(case.plan.world).run(jobs.train, *arguments)
+    results = (
+        [jobs.train(0, 1, *arguments)] if case.plan.world == 1 else pool(case.plan.world).run(jobs.train, *arguments)
+    )
     return {rank: events for rank, (_, events, _) in enumerate(results)}
 
 

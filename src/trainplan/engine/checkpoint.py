@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +45,8 @@ def save(trainer: Trainer, path: str | Path) -> None:
     _barrier()
     # Replicas hold the same, apart from running statistics, which are those of replica 0.
     tensors = _tensors(trainer) if trainer.replica == 0 else {}
-    dcp.save(tensors, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
+    with _quiet():
+        dcp.save(tensors, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
     if trainer.rank == 0:
         files.write(partial / _ABOUT, "checkpoint", _about(trainer))
         old = path.with_name(f".{path.name}.old")
@@ -78,7 +82,8 @@ def load(trainer: Trainer, path: str | Path) -> None:
             wanted[key] = torch.empty(item.size, dtype=item.properties.dtype, device=device)
         else:
             wanted[key] = None
-    dcp.load(wanted, checkpoint_id=str(path), no_dist=not dist.is_initialized())
+    with _quiet():
+        dcp.load(wanted, checkpoint_id=str(path), no_dist=not dist.is_initialized())
     state: dict[str, dict[str, Any]] = {}
     for key, value in wanted.items():
         if key.startswith("optimizer."):
@@ -131,6 +136,14 @@ def _plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remark that a run of one process is one of one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
 
 
 def _barrier() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import files
+from trainplan.engine.faults import failure
 from trainplan.engine.job import Job
 from trainplan.errors import RunError
 from trainplan.plan import text as plan_text
@@ -69,7 +70,7 @@ def run(
     command = torchrun(job.save(), plan.world, nnodes, endpoint)
     code = _wait(command, folder, show)
     if code != 0:
-        raise failure(folder, plan, code)
+        raise failure(folder, f"running {plan_text.text(plan)!r}", code)
     return gather(job, plan)
 
 
@@ -125,20 +126,6 @@ def _end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
-
-
-def failure(folder: Path, plan: Plan, code: int) -> RunError:
-    """The error of the rank that failed first, with its traceback last."""
-    errors = sorted(folder.glob("rank-*.error"), key=lambda path: path.stat().st_mtime)
-    asked = f"running {plan_text.text(plan)!r}"
-    if not errors:
-        tail = (folder / "torchrun.log").read_text(errors="replace").strip().splitlines()[-15:]
-        return RunError(asked, f"torchrun ended with code {code} and no rank left an error\n" + "\n".join(tail))
-    rank = errors[0].stem.removeprefix("rank-")
-    others = f" ({len(errors) - 1} other rank(s) failed after it)" if len(errors) > 1 else ""
-    return RunError(
-        asked, f"rank {rank} failed{others}; its log is {errors[0].with_suffix('.log')}\n{errors[0].read_text()}"
-    )
 
 
 def gather(job: Job, plan: Plan) -> RunResult:

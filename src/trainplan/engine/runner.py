@@ -21,6 +21,7 @@ from trainplan.engine.recorder import Recorder, now
 from trainplan.engine.reducer import Reducer
 from trainplan.engine.seeds import seed_of
 from trainplan.engine.transport import Form, Gloo, Message, Pending
+from trainplan.errors import RunError
 from trainplan.profile.capture.stage import Stage
 from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import RECEIVES, SENDS, Kind
@@ -126,7 +127,15 @@ class Runner:
         for value in instruction.reads:
             pending = state.pending.pop(value, None)
             if pending is not None:
-                pending.wait()
+                self._wait(pending, instruction, "its group")
+
+    def _wait(self, pending: Pending, instruction: Instruction, whom: str) -> None:
+        try:
+            pending.wait()
+        except RuntimeError as error:
+            at = self.program.name(instruction.op)
+            reason = str(error).splitlines()[0]
+            raise RunError(f"rank {self.rank} at {at}", f"waiting for {whom} failed: {reason}") from error
 
     def free(self, instruction: Instruction, state: StepState) -> None:
         """Drop what the program says is over."""
@@ -150,7 +159,7 @@ class Runner:
     def _receive(self, instruction: Instruction, state: StepState) -> None:
         """Wait for a message that was posted before; the time that it takes is what comes after its arrival."""
         message = self._messages.pop(instruction.op)
-        message.wait()
+        self._wait(message, instruction, f"rank {instruction.peer}")
         arrived = now()
         names = self.edge_names(instruction.kind, *self._ends(instruction))
         state.values[instruction.made] = dict(zip(names, message.take(), strict=True))

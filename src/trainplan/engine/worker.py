@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from trainplan import files, units
 from trainplan.engine import checkpoint
+from trainplan.engine.faults import is_lost
 from trainplan.engine.job import Job
 from trainplan.engine.recorder import now
 from trainplan.engine.trainer import StepResult, Trainer, build
@@ -28,6 +29,9 @@ from trainplan.engine.world import join, leave
 from trainplan.errors import TrainplanError
 from trainplan.plan.rules import split
 from trainplan.workload.workload import Batch, Workload
+
+# A rank that lost another waits so long before it ends, so that torchrun sees the other first (and then ends us).
+_AFTER_YOU = 5.0
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -48,9 +52,12 @@ def main(arguments: list[str] | None = None) -> None:
             _run(job, out)
         except BaseException as error:
             text = f"error: {error}\n" if isinstance(error, TrainplanError) else traceback.format_exc()
-            files.write_text(out / f"rank-{rank}.error", text)
+            lost = is_lost(error)
+            files.write_text(out / f"rank-{rank}.{'lost' if lost else 'error'}", text)
             print(text, file=sys.stderr)
             log.flush()
+            if lost:
+                time.sleep(_AFTER_YOU)
             # At once: the others may wait for us in a collective, and leaving the group would wait for them.
             os._exit(2 if isinstance(error, TrainplanError) else 1)
         finally:

@@ -1,0 +1,50 @@
+"""Telling the rank that failed from those that only noticed.
+
+When a rank dies, the others see a broken connection. Theirs are errors too, but the user wants the first: so a rank
+that fails writes `rank-N.error`, and one that lost another `rank-N.lost`. A rank that was killed writes nothing, and
+torchrun says which it was.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+from trainplan.errors import RunError
+
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe", "remote worker")
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error only says that another rank has gone."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if any(words in str(cause) for words in _LOST):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def failure(folder: Path, asked: str, code: int) -> RunError:
+    """What went wrong in a run whose torchrun ended with this code; the traceback of the first to fail comes last."""
+    errors = sorted(folder.glob("rank-*.error"), key=lambda path: path.stat().st_mtime)
+    lost = sorted(folder.glob("rank-*.lost"), key=lambda path: path.stat().st_mtime)
+    if errors:
+        rank = errors[0].stem.removeprefix("rank-")
+        others = f" ({len(errors) - 1} more after it)" if len(errors) > 1 else ""
+        where = errors[0].with_suffix(".log")
+        return RunError(asked, f"rank {rank} failed{others}; its log is {where}\n{errors[0].read_text()}")
+    log = (folder / "torchrun.log").read_text(errors="replace")
+    noticed = "".join(f"\n{path.stem}: {_last_line(path)}" for path in lost)
+    found = re.search(r"Root Cause.*?rank\s+: (\d+).*?exitcode\s+: (-?\d+)", log, re.DOTALL)
+    if found:
+        exitcode = int(found[2])
+        how = f"was killed ({signal.Signals(-exitcode).name})" if exitcode < 0 else f"ended with code {exitcode}"
+        return RunError(asked, f"rank {found[1]} {how}; its log is {folder / f'rank-{found[1]}.log'}{noticed}")
+    tail = "\n".join(log.strip().splitlines()[-15:])
+    return RunError(asked, f"torchrun ended with code {code} and no rank left an error{noticed}\n{tail}")
+
+
+def _last_line(path: Path) -> str:
+    return path.read_text().strip().splitlines()[-1]

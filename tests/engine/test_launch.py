@@ -1,0 +1,97 @@
+"""Runs on processes of their own, started as a user starts them, and what happens when a rank fails."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainplan.engine.launch import run, torchrun
+from trainplan.errors import RunError
+from trainplan.plan.plan import plan
+from trainplan.program.timeline import Timeline
+
+MODEL = f"{Path(__file__).parent / 'user_model.py'}:build"
+PIPELINE = plan(pp=2, micro=2, schedule="1f1b", stages=(2,), blocks=4)
+
+
+def processes(folder: Path) -> list[int]:
+    """Processes that work in a run's folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(folder) in word for word in process.info["cmdline"] or ()):
+            found.append(process.pid)
+    return found
+
+
+def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path) -> None:
+    result = run(MODEL, PIPELINE, steps=4, batch=8, out=tmp_path, show=False)
+    assert len(result.losses) == len(result.step_seconds) == 4
+    assert result.losses[0] == pytest.approx(
+        run(MODEL, plan(blocks=4), steps=1, batch=8, show=False).losses[0], rel=1e-5
+    )
+    assert "step 4/4  loss" in (tmp_path / "rank-1.log").read_text()
+    assert (tmp_path / "rank-0.log").exists()
+    timeline = Timeline.load(tmp_path / "timeline.json")
+    assert timeline == result.timeline
+    assert timeline.steps == 2
+    assert {e.name for e in timeline.of_rank(1)} >= {"1F0", "1B1@1", "1STEP"}
+
+
+@pytest.mark.parametrize("trouble", ["raise", "kill"])
+def test_a_failing_rank_stops_all_ranks(trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TROUBLE", trouble)
+    started = time.monotonic()
+    with pytest.raises(RunError) as error:
+        run(MODEL, PIPELINE, steps=4, batch=8, out=tmp_path, show=False)
+    assert time.monotonic() - started < 30
+    assert processes(tmp_path) == []
+    if trouble == "raise":
+        assert "rank 1 failed" in str(error.value)
+        assert str(error.value).strip().endswith("ValueError: the user's loss went wrong")
+    else:
+        assert "rank 1 was killed (SIGKILL)" in str(error.value)
+        assert "waiting for rank 1 failed" in str(error.value)
+
+
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    script = (
+        "from trainplan.engine.launch import run; from trainplan.plan.plan import plan\n"
+        f"run({MODEL!r}, plan(dp=2, blocks=4), steps=1000, batch=8, out={str(tmp_path)!r})"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "TROUBLE": "slow"},
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert any("step 2/" in line for line in process.stdout)
+    assert len(processes(tmp_path)) >= 2
+    process.send_signal(signal.SIGINT)
+    process.wait(30)
+    deadline = time.monotonic() + 10
+    while processes(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes(tmp_path) == []
+
+
+def test_under_a_plain_torchrun(tmp_path: Path) -> None:
+    from trainplan.engine.job import Job
+    from trainplan.plan.text import to_json
+
+    job = Job(MODEL, to_json(plan(dp=2, blocks=4)), 8, 3, str(tmp_path))
+    command = torchrun(job.save(), 2)
+    assert command[1:3] == ["-m", "torch.distributed.run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "step 3/3" in done.stdout
+
+
+def test_a_run_needs_as_many_ranks_on_every_node() -> None:
+    with pytest.raises(RunError, match="every node must run as many"):
+        torchrun(Path("job.json"), 3, nnodes="2", endpoint="host:1234")
+    with pytest.raises(RunError, match="where to meet"):
+        torchrun(Path("job.json"), 4, nnodes="2")

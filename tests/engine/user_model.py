@@ -1,0 +1,36 @@
+"""A user's file, for runs in processes of their own. What it does wrong is said by an environment variable."""
+
+import os
+import time
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    trouble = os.environ.get("TROUBLE", "") if output.device.type != "meta" else ""
+    if trouble == "raise":
+        raise ValueError("the user's loss went wrong")
+    if trouble == "kill":
+        os.kill(os.getpid(), 9)
+    if trouble == "slow":
+        time.sleep(0.3)
+    return nn.functional.mse_loss(output, targets)
+
+
+def inputs(samples: int, seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(samples, 8, generator=generator), torch.randn(samples, 8, generator=generator)
+
+
+def build() -> dict:
+    return {"model": Net(), "inputs": inputs, "loss": loss, "batch": 8, "optimizer": "sgd", "lr": 0.1}
