@@ -32,7 +32,6 @@ def together(case: Case) -> list[tuple[Trained, list, tuple[int, int]]]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equality(case: Case) -> None:
     want = alone(case)
-    clipped = bool(case.fields)
     for trained, _, (replica, stage) in together(case):
         if stage == case.plan.pp - 1:
             torch.testing.assert_close(trained.losses, want.losses, **CLOSE)
@@ -43,9 +42,6 @@ def test_equality(case: Case) -> None:
         for step, gradients in enumerate(trained.gradients):
             for name, gradient in gradients.items():
                 expected = want.gradients[step][name]
-                if clipped:  # ours are seen after clipping
-                    norm = torch.stack([g.square().sum() for g in want.gradients[step].values()]).sum().sqrt()
-                    expected = expected * min(1.0, case.fields["clip_norm"] / (float(norm) + 1e-6))
                 torch.testing.assert_close(gradient, expected, **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
         for name, state in trained.state.items():
             assert state.keys() == want.state[name].keys()

@@ -27,7 +27,7 @@ class Trained:
     """Where training arrived."""
 
     losses: list[float] = field(default_factory=list)
-    gradients: list[dict[str, Tensor]] = field(default_factory=list)  # of every step, before clipping
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)  # of every step, as the optimizer sees them
     weights: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # of the optimizer, by parameter
@@ -63,9 +63,9 @@ def train_alone(
                     loss.backward()  # inside: batch norm's backward wants its buffers as its forward left them
                 whole += float(loss.detach())
         trained.losses.append(whole)
-        trained.gradients.append({n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None})
         if workload.clip_norm:
             torch.nn.utils.clip_grad_norm_(parameters.values(), workload.clip_norm)
+        trained.gradients.append({n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None})
         optimizer.step()
         if scheduler is not None:
             scheduler.step()

@@ -96,10 +96,11 @@ def _run(job: Job, out: Path) -> None:
     trainer = build(plan, workload, backend=job.backend, device=device, seed=job.seed, compiled=job.compiled)
     if job.resume:
         checkpoint.load(trainer, job.resume)
+    gradients = _gradients_kept(trainer) if job.keep_state else []
     record = _train(trainer, job, workload, out)
     files.write(out / f"rank-{trainer.rank}.json", "rank", record)
     if job.keep_state:
-        torch.save(_state(trainer), out / f"rank-{trainer.rank}.pt")
+        torch.save({**_state(trainer), "gradients": gradients}, out / f"rank-{trainer.rank}.pt")
     if plan.world > 1:
         dist.barrier()
         leave()
@@ -131,7 +132,7 @@ def _batches(trainer: Trainer, job: Job, workload: Workload) -> Iterator[tuple[B
     plan = trainer.plan
     if not job.data:
         for step in range(trainer.steps_done, trainer.steps_done + job.steps):
-            whole = workload.inputs(job.batch, _data_seed(job.seed, step))
+            whole = workload.inputs(job.batch, data_seed(job.seed, step))
             sizes = split(job.batch, plan.dp)
             first = sum(sizes[: trainer.replica])
             yield _slice(whole, first, sizes[trainer.replica]), job.batch
@@ -160,7 +161,8 @@ def _whole(length: int, batch: int, part: Batch, dp: int, replica: int) -> int:
     return length % batch
 
 
-def _data_seed(seed: int, step: int) -> int:
+def data_seed(seed: int, step: int) -> int:
+    """The seed of a step's synthetic batch: the same under every plan."""
     return seed * 1_000_003 + step
 
 
@@ -239,5 +241,16 @@ def _state(trainer: Trainer) -> dict[str, Any]:
         "weights": {name: p.detach().cpu() for name, p in parameters.items()},
         "buffers": {name: b.detach().cpu() for name, b in trainer.stage.named_buffers()},
         "state": optimizer_state(trainer.part.optimizer, {n: p for n, p in parameters.items() if p.requires_grad}),
-        "made": time.time(),
     }
+
+
+def _gradients_kept(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
+    """A list that gets the gradients of every step, as they are when its optimizer runs."""
+    kept: list[dict[str, torch.Tensor]] = []
+    parameters = dict(trainer.stage.named_parameters())
+
+    def before(*_: Any) -> None:
+        kept.append({name: p.grad.detach().cpu().clone() for name, p in parameters.items() if p.grad is not None})
+
+    trainer.part.optimizer.register_step_pre_hook(before)
+    return kept
