@@ -7,7 +7,7 @@ import torch
 
 from tests.engine import jobs
 from tests.engine.test_equality import CLOSE, Case, alone
-from tests.workers import pool
+from trainplan.bench.pool import pool
 from trainplan.engine import checkpoint
 from trainplan.engine.trainer import Trainer
 from trainplan.errors import InputError

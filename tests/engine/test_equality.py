@@ -7,7 +7,7 @@ import torch
 
 from tests.engine import jobs
 from tests.engine.systems import CASES, Case
-from tests.workers import pool
+from trainplan.bench.pool import pool
 from trainplan.engine.oracle import Trained, train_alone
 from trainplan.plan.plan import Plan
 

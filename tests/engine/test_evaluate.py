@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.engine import jobs
-from tests.workers import pool
+from trainplan.bench.pool import pool
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan, plan
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine import jobs
 from tests.engine.systems import CASES, Case
-from tests.workers import pool
+from trainplan.bench.pool import pool
 from trainplan.profile.structure import structure
 from trainplan.program.lower import lower
 from trainplan.program.ops import SPECS, Kind, Lane

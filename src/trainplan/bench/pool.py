@@ -1,0 +1,107 @@
+"""Worker processes that are started once and reused: `pool(2).run(function, *args)` calls it on every rank.
+
+A function runs as function(rank, world, *args) inside a gloo group of that many processes, each with one thread; the
+results come back in rank order. If one raises, the pool is stopped and the first traceback is raised here. Starting
+Python and torch takes seconds, so whoever measures many plans, or tests them, keeps the processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from trainplan.errors import RunError
+
+_POOLS: dict[int, Pool] = {}
+TIMEOUT = 300.0  # seconds without an answer after which the processes are given up
+
+
+def _work(rank: int, world: int, store: str, pipe: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
+    while True:
+        job = pipe.recv()
+        if job is None:
+            break
+        function, args = job
+        try:
+            pipe.send(("ok", function(rank, world, *args)))
+        except BaseException:
+            pipe.send(("error", traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class Pool:
+    """Processes of one gloo group."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+        context = mp.get_context("spawn")
+        folder = tempfile.mkdtemp(prefix="trainplan-pool-")
+        for rank in range(world):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(rank, world, f"{folder}/store", theirs), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT) -> list[Any]:
+        """Call function(rank, world, *args) on every rank; the results in rank order."""
+        asked = f"{function.__name__} on {self.world} processes"
+        results: list[Any] = [None] * self.world
+        waiting: dict[Connection, int] = {}
+        try:
+            for rank, pipe in enumerate(self.pipes):
+                pipe.send((function, args))
+                waiting[pipe] = rank
+            while waiting:
+                ready = wait(list(waiting), timeout=timeout)
+                if not ready:
+                    raise RunError(asked, f"ranks {sorted(waiting.values())} gave no answer in {timeout:g} s")
+                for pipe in (pipe for pipe in self.pipes if pipe in ready):
+                    rank = waiting.pop(pipe)
+                    kind, value = pipe.recv()
+                    if kind == "error":
+                        raise RunError(asked, f"rank {rank} failed\n{value}")
+                    results[rank] = value
+        except BaseException as error:
+            self.stop()
+            if isinstance(error, EOFError | BrokenPipeError):
+                raise RunError(asked, "a process ended without an answer") from None
+            raise
+        return results
+
+    def stop(self) -> None:
+        """End the processes at once."""
+        _POOLS.pop(self.world, None)
+        for process in self.processes:
+            process.kill()
+
+
+def pool(world: int) -> Pool:
+    """The processes for this world size, started if there are none."""
+    if world not in _POOLS:
+        _POOLS[world] = Pool(world)
+    return _POOLS[world]
+
+
+@atexit.register
+def _stop_all() -> None:
+    for found in list(_POOLS.values()):
+        found.stop()
