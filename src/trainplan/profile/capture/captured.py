@@ -27,6 +27,7 @@ from trainplan.profile.capture.cuts import Flow
 from trainplan.profile.capture.export import export
 from trainplan.profile.capture.exported import Exported
 from trainplan.profile.capture.outputs import unread_outputs
+from trainplan.profile.capture.regions import region_of
 from trainplan.profile.capture.shape import Shape
 from trainplan.profile.capture.tensors import Held
 from trainplan.workload.workload import Batch, Loss
@@ -134,7 +135,10 @@ class Captured:
         text = [repr(block) for block in self.blocks]
         text += [repr(crossing) for crossing in self.crossings]
         text += [repr(use) for use in (*self.parameters, *self.buffers)]
-        text += [f"{n.name} {n.target} {_without_device(n.args)} {_without_device(n.kwargs)}" for n in self.flow.ops]
+        text += [
+            f"{n.name} {n.target} {_without_device(n.args)} {_without_device(n.kwargs)} {region_of(n)}"
+            for n in self.flow.ops
+        ]
         for value in self.exported.constants.values():
             text += [str(value.dtype), str(value.cpu().tolist())]
         return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._ops import HigherOrderOperator
 
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.exported import Input
+from trainplan.profile.capture.regions import PLAIN, Region, region_of
 
 
 class Code:
@@ -60,42 +61,95 @@ class Code:
         self.counts = exported.samples in sources
         if self.counts:
             copies[exported.samples] = graph.placeholder(exported.samples.name)
-
         for node, constant in exported.constants.items():
             if node in sources:
                 root.register_buffer(node.name, constant.to(device), persistent=False)
                 copies[node] = graph.get_attr(node.name)
-        for node in nodes:
-            for source in node.all_input_nodes:
-                if source.op == "get_attr" and source not in copies:
-                    body = _moved(exported.root.get_submodule(str(source.target)), exported.device, device)
-                    root.add_module(source.name, body)
-                    copies[source] = graph.get_attr(source.name)
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-            _move_node(copies[node], exported.device, device)
+        for node in sources:
+            if node.op == "get_attr":  # the graph of an operator such as torch.cond
+                body = _moved(exported.root.get_submodule(str(node.target)), exported.device, device)
+                root.add_module(node.name, body)
+                copies[node] = graph.get_attr(node.name)
+
+        for region, run in groupby(nodes, region_of):
+            if region == PLAIN:
+                for node in run:
+                    copies[node] = _moved_node(graph, node, copies, exported.device, device)
+            else:
+                moved = region.on(exported.device, device)
+                _write_region(graph, root, copies, moved, list(run), set(outputs.values()), exported.device, device)
         graph.output(tuple(copies[node] for node in outputs.values()))
         self.makes = tuple(outputs)
         self.function = fx.GraphModule(root, graph).forward
 
 
-def _move_node(node: fx.Node, old: torch.device, new: torch.device) -> None:
-    """Device arguments that meant where the model was captured now mean where it runs."""
+class RegionCode(nn.Module):
+    """Some operators, run without gradients or under autocast."""
 
+    def __init__(self, region: Region, body: fx.GraphModule) -> None:
+        super().__init__()
+        self.region, self.body = region, body
+
+    def forward(self, *args: Any) -> tuple[Any, ...]:
+        with self.region.entered():
+            return self.body(*args)
+
+
+def _write_region(
+    graph: fx.Graph,
+    root: nn.Module,
+    copies: dict[fx.Node, fx.Node],
+    region: Region,
+    nodes: list[fx.Node],
+    returned: set[fx.Node],
+    old: torch.device,
+    new: torch.device,
+) -> None:
+    """Print a run of operators as a module of its own, and call it."""
+    inside = set(nodes)
+    inner, places = fx.Graph(), {}
+    taken = [s for s in dict.fromkeys(s for node in nodes for s in node.all_input_nodes) if s not in inside]
+    for source in taken:
+        places[source] = inner.placeholder(source.name)
+    for node in nodes:
+        places[node] = _moved_node(inner, node, places, old, new)
+    results = [node for node in nodes if node in returned or any(user not in inside for user in node.users)]
+    inner.output(tuple(places[node] for node in results))
+    name = f"region_{nodes[0].name}"
+    root.add_module(name, RegionCode(region, fx.GraphModule(nn.Module(), inner)))
+    call = graph.call_module(name, tuple(copies[source] for source in taken))
+    for index, node in enumerate(results):
+        copies[node] = graph.call_function(_part, (call, index))
+        copies[node].name = node.name
+
+
+def _part(values: tuple[Any, ...], index: int) -> Any:
+    return values[index]
+
+
+def _moved_node(
+    graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node], old: torch.device, new: torch.device
+) -> fx.Node:
+    """A copy in which device arguments that meant where the model was captured mean where it runs."""
+    made = graph.node_copy(node, copies.__getitem__)
+    _move(made, old, new)
+    return made
+
+
+def _move(node: fx.Node, old: torch.device, new: torch.device) -> None:
     def move(leaf: Any) -> Any:
         return new if isinstance(leaf, torch.device) and leaf.type == old.type else leaf
 
     node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), move)
-    if isinstance(node.target, HigherOrderOperator) and node.args and node.args[0] == old.type and new.type != "meta":
-        node.args = (new.type, *node.args[1:])  # wrap_with_autocast("cpu", …); there is no autocast for meta
 
 
 def _moved(body: nn.Module, old: torch.device, new: torch.device) -> nn.Module:
-    """A copy of a region's graph (autocast, no_grad) for another device."""
+    """A copy of an operator's own graph for another device."""
     body = copy.deepcopy(body)
     for module in body.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
                 if node.op == "call_function":
-                    _move_node(node, old, new)
+                    _move(node, old, new)
             module.recompile()
     return body.to(new)

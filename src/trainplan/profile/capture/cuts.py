@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainplan.profile.capture.exported import Exported
+from trainplan.profile.capture.regions import region_of
 from trainplan.profile.capture.shape import Shape
 
 aten = torch.ops.aten
@@ -318,7 +319,8 @@ def _fake_run(exported: Exported) -> tuple[dict[fx.Node, Facts], dict[fx.Node, s
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 recorder.written = set()
-                values[node] = result = node.target(*args, **kwargs)
+                with region_of(node).entered():
+                    values[node] = result = node.target(*args, **kwargs)
                 reads = _storages((args, kwargs))
                 facts[node] = Facts(
                     reads=reads,

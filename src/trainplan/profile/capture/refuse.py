@@ -19,10 +19,12 @@ import torch
 from torch import nn
 from torch.autograd.function import Function
 from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.traceback import preserve_node_meta
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from trainplan.errors import ModelError
+from trainplan.profile.capture.regions import noting
 
 # Autograd functions that torch itself puts below its own operators while tracing; they are not the user's.
 _TORCH_INTERNAL = ("torch._higher_order_ops", "torch._functorch", "torch._dynamo", "torch._subclasses")
@@ -77,7 +79,7 @@ class Watch:
 
         handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
         try:
-            with self._functions(), self._saving(), _TensorHooks(self):
+            with self._functions(), self._saving(), preserve_node_meta(), _Calls(self):
                 yield
                 self._roll(dice)
         except BaseException:
@@ -162,8 +164,11 @@ class _Dice:
         return source
 
 
-class _TensorHooks(TorchFunctionMode):
-    """Refuses hooks that forward puts on tensors: they act on gradients, and a trace does not have them."""
+class _Calls(TorchFunctionMode):
+    """Sees every call of a torch function: notes its region, and refuses hooks that forward puts on tensors.
+
+    Hooks act on gradients, and a trace does not have them.
+    """
 
     HOOKS: frozenset[Callable[..., Any]] = frozenset(
         {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
@@ -180,4 +185,5 @@ class _TensorHooks(TorchFunctionMode):
                 "forward registers a hook on a tensor, and tracing drops it, so gradients would be wrong",
                 "registering the hook on a parameter outside forward",
             )
-        return function(*args, **(kwargs or {}))
+        with noting():
+            return function(*args, **(kwargs or {}))

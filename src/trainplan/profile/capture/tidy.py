@@ -1,5 +1,6 @@
 """What `torch.export` returns, tidied so that the cutter meets no special cases.
 
+* Regions without gradients or with autocast are opened: their operators stand in line with the others.
 * Sizes that depend on the batch are computed from one input, the number of samples.
 * The parts of an operator with several outputs follow it at once.
 * A buffer that forward replaces (`self.b = …`) is written as soon as that is right, not at the end of the graph.
@@ -20,6 +21,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from trainplan.errors import ModelError
 from trainplan.profile.capture.exported import ROOT, VALUE, Constant, Exported, Input, Output, Returned
+from trainplan.profile.capture.regions import open_regions, settle_regions
 from trainplan.profile.capture.tensors import Held
 
 aten = torch.ops.aten
@@ -49,14 +51,16 @@ def tidy(
         for name, target in {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.items()
     }
     _merge_aliases(graph, holds)
+    open_regions(graph, program.graph_module)
+    for node in reversed(graph.nodes):
+        if node.target in _CHECKS and not node.users:
+            graph.erase_node(node)
+    settle_regions(graph)
     constants = {
         by_name[name]: _constant(program, target)
         for name, target in signature.inputs_to_lifted_tensor_constants.items()
     }
     taken = {by_name[str(name)]: item for name, item in zip(signature.user_inputs, inputs, strict=True)}
-    for node in reversed(graph.nodes):
-        if node.target in _CHECKS and not node.users:
-            graph.erase_node(node)
     symbol = next(node.meta["val"].shape[0].node.expr for node, item in taken.items() if item.per_sample)
     samples = _compute_sizes_from_samples(graph, symbol)
     _gather_parts(graph)
