@@ -1,1 +1,1 @@
-
+"""Answers for people: tables, timelines, traces, explanations, predicted beside measured."""

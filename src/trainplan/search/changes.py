@@ -15,15 +15,15 @@ Try = Callable[[Plan, int], Prediction | None]  # (sketch, batch) → its predic
 def smallest_change(rejected: Prediction, world: int, attempt: Try) -> str:
     """What to type, and the peak that it leads to; or how much memory the plan needs where nothing helps.
 
-    In this order: recompute, an order of work that holds less, more stages (with fewer replicas where devices are
-    short), both, and at last a smaller batch.
+    In this order: more micro-batches, recomputation, an order of work that holds less, more stages (with fewer replicas
+    where devices are short), these together, and at last a smaller batch.
     """
     for words, sketch in _changes(rejected.plan, world):
         for micro in _micro_counts(sketch, rejected.batch):
             found = attempt(replace(sketch, micro=micro), rejected.batch)
             if found is not None and found.fits:
                 more = f" micro={micro}" if micro != rejected.plan.micro else ""
-                return f"{words}{more} (peak {gib(found.peak_bytes)})"
+                return f"{words}{more} (peak {gib(found.peak_bytes)})".strip()
     batch = rejected.batch // 2
     while batch >= rejected.plan.dp * rejected.plan.micro:
         found = attempt(rejected.plan, batch)
@@ -36,9 +36,9 @@ def smallest_change(rejected: Prediction, world: int, attempt: Try) -> str:
 
 def _changes(plan: Plan, world: int) -> Iterator[tuple[str, Plan]]:
     uncut = replace(plan, stages=())
-    recomputed = replace(uncut, recompute="full")
+    yield "", uncut
     if plan.recompute == "none":
-        yield "recompute=full", recomputed
+        yield "recompute=full", replace(uncut, recompute="full")
     if plan.schedule == "gpipe":
         yield "schedule=1f1b", replace(uncut, schedule="1f1b")
     for pp in range(plan.pp + 1, min(world, plan.blocks) + 1):

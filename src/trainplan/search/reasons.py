@@ -82,10 +82,11 @@ def one_device(single: Prediction | None, winner: Prediction, runner_up: Predict
     if runner_up is None:
         return "it fits on one device, and there is no other"
     parts = pieces(runner_up)
+    shared = winner.step_s / runner_up.plan.world  # what each device would compute, were the work shared out evenly
     cause = max(
         (parts.exposed, f"{seconds(parts.exposed)} of it is exposed communication"),
-        (parts.waiting, f"{seconds(parts.waiting)} of it is a bubble"),
-        (parts.compute + parts.imbalance, "smaller parts of the batch compute hardly faster than the whole"),
+        (parts.waiting, f"{seconds(parts.waiting)} of it is a bubble ({_bubble(runner_up.plan)})"),
+        (parts.compute + parts.imbalance - shared, "smaller parts of the batch compute hardly faster than the whole"),
     )[1]
     return (
         f"it fits on one device, and distributing it is slower because the best way to do so takes "

@@ -1,0 +1,231 @@
+"""The commands: each calls the function of the same name in `trainplan.api` and prints what it returns. No logic here.
+
+Exit codes: 0; 2 with a message and no traceback where something is the user's to mend; 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
+from typing import Annotated, Any
+
+import typer
+
+from trainplan import api
+from trainplan.errors import TrainplanError
+from trainplan.version import VERSION
+
+app = typer.Typer(
+    name="trainplan",
+    help="The fastest way to train your PyTorch model on your machines that fits: predicted, explained, and run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Model = Annotated[
+    str, typer.Argument(help="resnet50:cifar10, gpt:layers=12,…, hf:gpt2, file.py:function, profile.json")
+]
+Plan = Annotated[str, typer.Option(help="Such as 'dp=4', 'pp=2 micro=8', or a system's key: trainplan systems.")]
+Cluster = Annotated[str, typer.Option(help="4xTitanRTX, 2x8xH100-SXM, a .yaml or .json file, or local: this machine.")]
+Batch = Annotated[int | None, typer.Option(help="Samples of one optimizer step, over all devices.")]
+ProfileFile = Annotated[str | None, typer.Option(help="A saved profile of the model, instead of making one.")]
+Set = Annotated[list[str], typer.Option(help="What if: change the cluster, as in --set link=25GB/s. Repeatable.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Blocks go through torch.compile.")]
+Refresh = Annotated[bool, typer.Option("--refresh", help="Measure again, though it is known.")]
+Output = Annotated[str | None, typer.Option("--output", "-o", help="Save the result to this file.")]
+Trace = Annotated[str | None, typer.Option(help="Write a trace for ui.perfetto.dev, such as plan.json.gz.")]
+Seed = Annotated[int, typer.Option(help="Of weights, data and dropout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _answer(json: bool, function: Callable[..., Any], *arguments: object) -> None:
+    """Call the function and print its answer. With JSON, what a run says meanwhile goes to stderr."""
+    with redirect_stdout(sys.stderr) if json else nullcontext():
+        answer = function(*arguments)
+    print(json_format.dumps(answer.to_json(), indent=1) if json else answer)
+
+
+@app.command()
+def profile(
+    model: Model,
+    cluster: Cluster = "local",
+    batch: Batch = None,
+    output: Output = None,
+    compile: Compile = False,
+    refresh: Refresh = False,
+    json: Json = False,
+) -> None:
+    """Time and weigh every block of a model on the cluster's device."""
+    _answer(json, api.profile, model, cluster, batch, output, compile, refresh)
+
+
+@app.command()
+def cluster(
+    action: Annotated[str, typer.Argument(help="show, or probe: measure this machine")] = "show",
+    name: Annotated[str, typer.Argument(help="as for --cluster of the other commands")] = "local",
+    set: Set = [],  # noqa: B006  # typer reads it as "none"
+    output: Output = None,
+    refresh: Refresh = False,
+    json: Json = False,
+) -> None:
+    """Show what is believed about a cluster, or probe this machine."""
+    _answer(json, api.cluster, action, name, set, output, refresh)
+
+
+@app.command()
+def predict(
+    model: Model,
+    plan: Plan,
+    cluster: Cluster = "local",
+    batch: Batch = None,
+    profile: ProfileFile = None,
+    set: Set = [],  # noqa: B006
+    compile: Compile = False,
+    trace: Trace = None,
+    json: Json = False,
+) -> None:
+    """Time and memory of one plan."""
+    _answer(json, api.predict, model, plan, cluster, batch, profile, set, compile, trace)
+
+
+@app.command()
+def recommend(
+    model: Model = api.DEFAULT_WORKLOAD,
+    cluster: Cluster = "local",
+    batch: Batch = None,
+    memory: Annotated[str | None, typer.Option(help="That a device may use at most, such as 12GiB.")] = None,
+    top: Annotated[int, typer.Option(help="How many plans to show.")] = 8,
+    profile: ProfileFile = None,
+    set: Set = [],  # noqa: B006
+    compile: Compile = False,
+    run: Annotated[bool, typer.Option("--run", help="Train with the best plan and on one device, to see.")] = False,
+    steps: Annotated[int, typer.Option(help="Of each of these runs.")] = 12,
+    json: Json = False,
+) -> None:
+    """The fastest plans that fit, with reasons."""
+    _answer(json, api.recommend, model, cluster, batch, memory, top, profile, set, compile, run, steps)
+
+
+@app.command()
+def explain(
+    model: Model,
+    plan: Plan,
+    cluster: Cluster = "local",
+    batch: Batch = None,
+    profile: ProfileFile = None,
+    set: Set = [],  # noqa: B006
+    compile: Compile = False,
+    json: Json = False,
+) -> None:
+    """A plan in plain words: what sits where, what moves when, where time and memory go."""
+    _answer(json, api.explain, model, plan, cluster, batch, profile, set, compile)
+
+
+@app.command()
+def run(
+    model: Model,
+    plan: Plan,
+    cluster: Cluster = "local",
+    batch: Batch = None,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 20,
+    profile: ProfileFile = None,
+    out: Annotated[str | None, typer.Option(help="Folder for logs, results and checkpoints.")] = None,
+    compile: Compile = False,
+    data: Annotated[str, typer.Option(help="A data set or a folder; without it, made-up batches.")] = "",
+    samples: Annotated[int, typer.Option(help="Of the data set; 0: all.")] = 0,
+    resume: Annotated[str, typer.Option(help="A checkpoint, saved under any plan.")] = "",
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: none.")] = 0,
+    seed: Seed = 0,
+    nnodes: Annotated[str, typer.Option(help="Machines, as for torchrun.")] = "1",
+    endpoint: Annotated[str, typer.Option(help="HOST:PORT where several machines meet.")] = "",
+    json: Json = False,
+) -> None:
+    """Train under a plan on real processes; predicted beside measured at the end."""
+    _answer(
+        json, api.run, model, plan, cluster, batch, steps, profile, out, compile, data, samples, resume, save_every,
+        seed, nnodes, endpoint,
+    )  # fmt: skip
+
+
+@app.command()
+def compare(
+    model: Model,
+    plan: Plan,
+    cluster: Cluster = "local",
+    batch: Batch = None,
+    steps: Annotated[int, typer.Option(help="That are compared.")] = 3,
+    timed_steps: Annotated[int, typer.Option(help="That are timed.")] = 10,
+    profile: ProfileFile = None,
+    out: Annotated[str | None, typer.Option(help="Folder for the timed run.")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Train a few steps alone and under a plan: the differences, and predicted beside measured."""
+    _answer(json, api.compare, model, plan, cluster, batch, steps, timed_steps, profile, out, seed)
+
+
+@app.command()
+def systems(
+    keys: Annotated[list[str], typer.Argument(help="only these")] = [],  # noqa: B006
+    json: Json = False,
+) -> None:
+    """Every named system, what it needs, and what is there of it."""
+    _answer(json, api.systems, keys)
+
+
+@app.command()
+def timeline(
+    model: Annotated[str, typer.Argument(help="a model as elsewhere, or a saved timeline.json")],
+    plan: Annotated[str | None, typer.Option(help="Whose timeline to predict; not for a saved one.")] = None,
+    cluster: Cluster = "local",
+    batch: Batch = None,
+    profile: ProfileFile = None,
+    set: Set = [],  # noqa: B006
+    compile: Compile = False,
+    measured: Annotated[str | None, typer.Option(help="A timeline.json of a run, to put beside it.")] = None,
+    step: Annotated[int | None, typer.Option(help="Draw this step only.")] = None,
+    width: Annotated[int, typer.Option(help="Characters across.")] = 100,
+    trace: Trace = None,
+    json: Json = False,
+) -> None:
+    """Draw what happens when on which rank."""
+    _answer(
+        json, api.timeline, model, plan, cluster, batch, profile, set, compile, measured, step, width, trace
+    )  # fmt: skip
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"trainplan {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The console command."""
+    try:
+        app()
+    except TrainplanError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has gone; closing it once more would only complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Where the time of a step goes, without counting any moment twice.
+
+On each rank every moment of a step belongs to one operation: to the computation that runs; else to the communication
+that goes on (the one that is over first: it is what everything waits for); else, where nothing goes on, to the
+operation that comes next, because that is what was waited for. Waiting for a message is thus the same whether it was
+noted as a receive that took long (as when measuring) or as one that started late (as when predicting). What is left
+at the end of a step, while other ranks still work, is `wait`.
+
+So the seconds of all operations of a rank add up to its step, and differences between a predicted and a measured
+timeline add up to the difference of their steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from trainplan.program.ops import SPECS, Kind, Lane
+from trainplan.program.text import name, parse
+from trainplan.program.timeline import Event, Timeline
+
+WAIT = "wait"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one operation took of a step on one rank."""
+
+    name: str  # without its step
+    kind: str
+    rank: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a timeline, shared out among its operations."""
+
+    number: int
+    seconds: float
+    shares: tuple[Share, ...]
+
+
+def steps(timeline: Timeline) -> list[Step]:
+    """Every step of a timeline, shared out."""
+    by_step: dict[int, list[Event]] = defaultdict(list)
+    for event in timeline.events:
+        key = parse(event.name)
+        by_step[key.step].append(replace(event, name=name(replace(key, step=0))))
+    found = []
+    for number, events in sorted(by_step.items()):
+        begin, end = min(e.start for e in events), max(e.end for e in events)
+        shares = [share for rank in range(timeline.world) for share in _shared(events, rank, begin, end)]
+        found.append(Step(number, end - begin, tuple(shares)))
+    return found
+
+
+def _shared(events: Iterable[Event], rank: int, begin: float, end: float) -> list[Share]:
+    """The moments of one rank between begin and end, shared out among its operations."""
+    own = sorted((e for e in events if e.rank == rank), key=lambda e: (e.start, e.end))
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    for event in own:
+        seconds[event.name, event.kind] += 0.0  # also those that no moment belongs to
+    moments = sorted({begin, end, *(e.start for e in own), *(e.end for e in own)})
+    running: list[Event] = []
+    following = 0
+    for now, then in itertools.pairwise(moments):
+        while following < len(own) and own[following].start <= now:
+            running.append(own[following])
+            following += 1
+        running = [e for e in running if e.end > now]
+        owner = _owner(running) or (own[following] if following < len(own) else None)
+        seconds[(owner.name, owner.kind) if owner else (WAIT, WAIT)] += then - now
+    return [Share(name, kind, rank, spent) for (name, kind), spent in seconds.items()]
+
+
+def _owner(running: list[Event]) -> Event | None:
+    """The operation that a moment belongs to: what computes, else the communication that is over first."""
+    computing = [e for e in running if SPECS[Kind[e.kind]].lane is Lane.COMPUTE]
+    return min(computing or running, key=lambda e: e.end, default=None)

@@ -1,0 +1,205 @@
+"""A plan in plain words: which blocks, parameters and bytes sit on which rank, what moves when, and where time goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainplan import files
+from trainplan.cluster.cluster import Cluster
+from trainplan.plan.plan import Plan
+from trainplan.plan.text import text as plan_text
+from trainplan.predict.predict import Prediction
+from trainplan.profile.profile import Profile
+from trainplan.program.lower.backend import backend
+from trainplan.program.lower.edges import message_bytes
+from trainplan.program.lower.layout import Layout
+from trainplan.report.table import gib_number, milliseconds, table
+from trainplan.search.reasons import pieces, reason
+from trainplan.units import count, gb_per_s, gib, percent, seconds
+
+_ORDERS = {
+    "naive": "one micro-batch after the other goes forward and back through all stages, which take turns",
+    "gpipe": "all micro-batches go forward through the stages, then all go back, the last one first",
+    "1f1b": "a few micro-batches go forward, then every stage does one backward after each forward",
+}
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One stage, and the ranks that hold it."""
+
+    stage: int
+    ranks: tuple[int, ...]  # one for each replica
+    blocks: tuple[int, int]  # first ≤ b < last
+    names: str  # of the first and the last of them
+    parameters: int
+    forward_s: float  # of one micro-batch
+    backward_s: float
+    recompute_s: float
+    update_s: float
+    peak_bytes: int  # with what the device's own libraries take
+    peak_op: str
+    breakdown: dict[str, int]
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a plan does, for people."""
+
+    plan: str
+    headline: str
+    stages: tuple[StageView, ...]
+    moves: tuple[str, ...]  # what is sent when, a sentence each
+    time: tuple[str, ...]  # where a step goes, a sentence each
+
+    def __str__(self) -> str:
+        parts = [f"plan   {self.plan}", self.headline, "", _stage_table(self.stages), ""]
+        parts += ["memory of the worst rank of each stage, at its peak, GiB", _memory_table(self.stages), ""]
+        parts += ["what moves", *(f"  {line}" for line in self.moves or ("nothing: there is one rank",)), ""]
+        return "\n".join([*parts, "where a step goes", *(f"  {line}" for line in self.time)])
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(files.to_json(self))
+
+
+def explain(prediction: Prediction, profile: Profile, cluster: Cluster) -> Explanation:
+    """Put a prediction into words."""
+    plan = prediction.plan
+    layout = Layout(plan, profile, prediction.batch, backend(cluster.backend), tuple(range(plan.dp)))
+    return Explanation(
+        plan=plan_text(plan),
+        headline=_headline(layout, cluster),
+        stages=tuple(_stage(prediction, layout, cluster, stage) for stage in range(plan.pp)),
+        moves=tuple(_moves(layout, cluster)),
+        time=tuple(_time(prediction, profile, cluster)),
+    )
+
+
+def _headline(layout: Layout, cluster: Cluster) -> str:
+    plan, sizes = layout.plan, layout.sizes
+    own = sum(sizes[0])
+    if plan.world == 1:
+        words = f"one device takes the whole batch of {own} {layout.profile.sample}s"
+    elif plan.pp == 1:
+        words = f"{plan.dp} replicas of the whole model, each takes {own} of {layout.batch} {layout.profile.sample}s"
+    else:
+        chain = f"a pipeline of {plan.pp} stages"
+        words = chain if plan.dp == 1 else f"{plan.dp} replicas of {chain}, each takes {own} of {layout.batch} samples"
+    if plan.micro > 1:
+        words += f", in {plan.micro} micro-batches of {sizes[0][0]}"
+        words += f" to {sizes[-1][-1]}" if sizes[-1][-1] != sizes[0][0] else ""
+    if plan.pp > 1:
+        words += f"; {_ORDERS[plan.schedule]}"
+    if plan.recompute == "full":
+        words += "; only the inputs of blocks are kept, and every block runs forward once more before its backward"
+    used = "is" if plan.world == 1 else "are"
+    return f"{words}. {plan.world} of {cluster.world} devices of {cluster.name} {used} used."
+
+
+def _stage(prediction: Prediction, layout: Layout, cluster: Cluster, stage: int) -> StageView:
+    plan, profile = layout.plan, layout.profile
+    first, last = plan.bounds[stage]
+    samples = layout.sizes[0][0]
+    ranks = plan.replicas_of(stage)
+    whole = len(prediction.peaks) == plan.world  # or one replica stands for all
+    own = [prediction.peaks[rank] for rank in ranks] if whole else [prediction.peaks[stage]]
+    peak = max(own, key=lambda p: p.bytes)
+    device = cluster.device(ranks[0])
+    forward = profile.total("forward_s", first, last, samples)
+    names = profile.blocks[first].name if last - first == 1 else (
+        f"{profile.blocks[first].name} … {profile.blocks[last - 1].name}"
+    )  # fmt: skip
+    return StageView(
+        stage=stage, ranks=ranks, blocks=(first, last), names=names,
+        parameters=sum(p.count for p in profile.parameters_of(first, last)), forward_s=forward,
+        backward_s=profile.total("backward_s", first, last, samples),
+        recompute_s=forward if layout.recomputes else 0.0, update_s=profile.update_s(first, last),
+        peak_bytes=peak.bytes + device.context_bytes, peak_op=peak.op,
+        breakdown={**peak.breakdown, "device": device.context_bytes},
+        limit_bytes=prediction.limit_bytes,
+    )  # fmt: skip
+
+
+def _moves(layout: Layout, cluster: Cluster) -> list[str]:
+    plan, profile = layout.plan, layout.profile
+    lines = []
+    for edge in layout.edges:
+        there = message_bytes(profile, edge.crossings, layout.sizes[0][0])
+        back = message_bytes(profile, edge.gradients, layout.sizes[0][0])
+        link = cluster.link(plan.rank(0, edge.source), plan.rank(0, edge.target))
+        tensors = f"{len(edge.crossings)} tensors, " if len(edge.crossings) > 1 else ""
+        lines.append(
+            f"stage {edge.source} → {edge.target}: {tensors}{gib(there)} forward and {gib(back)} back for every "
+            f"micro-batch, {gib((there + back) * plan.micro)} a step, over {link.name} {gb_per_s(link.rate)}"
+        )
+    for stage, buckets in enumerate(layout.buckets):
+        if buckets:
+            lines.append(_exchange(plan, stage, [bucket.bytes for bucket in buckets]))
+    for tie in layout.ties:
+        ranks = sorted(plan.rank(r, s) for r in range(plan.dp) for s in tie.stages)
+        lines.append(
+            f"tied weights {', '.join(tie.names)}: {gib(tie.bytes)} of gradients summed over {_ranks(ranks)} "
+            "after the last backward"
+        )
+    return lines
+
+
+def _exchange(plan: Plan, stage: int, sizes: list[int]) -> str:
+    where = f"stage {stage}: " if plan.pp > 1 else ""
+    many = f"{len(sizes)} buckets" if len(sizes) > 1 else "one bucket"
+    when = "as they become ready in the last backward pass" if len(sizes) > 1 else "after the last backward pass"
+    return f"{where}{gib(sum(sizes))} of gradients, in {many}, summed over {_ranks(plan.replicas_of(stage))} {when}"
+
+
+def _time(prediction: Prediction, profile: Profile, cluster: Cluster) -> list[str]:
+    parts, step = pieces(prediction), prediction.step_s
+    rows = [
+        (parts.compute, "compute, if all ranks had the same"),
+        (parts.imbalance, "more than that on the busiest rank"),
+        (parts.waiting, "idle on the busiest rank though communication were free"),
+        (parts.exposed, "communication that nothing hides"),
+    ]
+    lines = [f"{seconds(value)} ({percent(value / step)}) {words}" for value, words in rows if value > 1e-4 * step]
+    return [*lines, f"{seconds(step)} in all: {reason(prediction, profile, cluster)}"]
+
+
+def _stage_table(stages: tuple[StageView, ...]) -> str:
+    recomputes = any(s.recompute_s for s in stages)
+    headers = ["stage", "ranks", ">blocks", "", ">parameters", ">forward ms", ">backward ms", ">update ms"]
+    rows = [
+        [
+            str(s.stage), _ranks(s.ranks), str(s.blocks[1] - s.blocks[0]), s.names, count(s.parameters),
+            milliseconds(s.forward_s), milliseconds(s.backward_s), milliseconds(s.update_s),
+            *([milliseconds(s.recompute_s)] if recomputes else []),
+        ]
+        for s in stages
+    ]  # fmt: skip
+    return table([*headers, *([">recompute ms"] if recomputes else [])], rows, lines=True)
+
+
+def _memory_table(stages: tuple[StageView, ...]) -> str:
+    kinds = [
+        k for k in dict.fromkeys(k for s in stages for k in s.breakdown) if any(s.breakdown.get(k) for s in stages)
+    ]
+    rows = [
+        [
+            str(s.stage), gib_number(s.peak_bytes), gib_number(s.limit_bytes), s.peak_op or "the start",
+            *(gib_number(s.breakdown.get(kind, 0)) for kind in kinds),
+        ]
+        for s in stages
+    ]  # fmt: skip
+    return table(["stage", ">peak", ">limit", "at", *(f">{kind}" for kind in kinds)], rows, lines=True)
+
+
+def _ranks(ranks: list[int] | tuple[int, ...]) -> str:
+    """
+    >>> _ranks((0, 1, 2, 3)), _ranks((0, 4)), _ranks((2,))
+    ('ranks 0–3', 'ranks 0, 4', 'rank 2')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}–{ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,82 @@
+"""The lines that several answers share: the model and the cluster that were believed, what MFU means, our own error."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from trainplan.cluster.cluster import Cluster
+from trainplan.cluster.describe import describe
+from trainplan.predict.predict import Prediction
+from trainplan.profile.profile import Profile
+from trainplan.units import count, percent, significant, tflops
+
+
+def model_line(profile: Profile, batch: int) -> str:
+    """Size, work and batch of a model, and what its profile is."""
+    words = f"{profile.workload}: {count(profile.parameter_count)} parameters in {len(profile.blocks)} blocks, "
+    words += f"{_work(3 * profile.flops)} a {profile.sample} (forward and backward), batch {batch:,}"
+    if profile.tokens_per_sample:
+        words += f" × {profile.tokens_per_sample:,} = {count(batch * profile.tokens_per_sample)} tokens a step"
+    return f"model    {words}\nprofile  {profile_words(profile)}"
+
+
+def profile_words(profile: Profile) -> str:
+    """What a profile is worth."""
+    made = profile.provenance
+    words = f"{profile.kind} on {profile.device} ({made.machine}), {'compiled' if profile.compiled else 'eager'}, "
+    words += f"{profile.precision}, {profile.optimizer}, micro-batches of {_sizes(profile.samples)}"
+    if made.spread:
+        words += f", spread {percent(made.spread)}"
+    return words
+
+
+def _sizes(samples: tuple[int, ...]) -> str:
+    return str(samples[0]) if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
+
+
+def _work(flops: float) -> str:
+    for factor, unit in ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")):
+        if flops >= factor:
+            return f"{significant(flops / factor)} {unit}"
+    return f"{significant(flops)} FLOP"
+
+
+def cluster_lines(cluster: Cluster) -> str:
+    """The cluster as it was believed, links and all."""
+    return "cluster  " + describe(cluster).replace("\n", "\n         ")
+
+
+def mfu_line(profile: Profile, cluster: Cluster) -> str:
+    """The formula, with the peak that it divides by."""
+    peak = cluster.device(0).flops.get(profile.precision)
+    if not peak:
+        return f"MFU is not given: the peak of {profile.device} in {profile.precision} is not known"
+    return (
+        f"MFU = 3 × forward FLOPs of the batch (recomputation not counted) / (step × devices × {tflops(peak)} "
+        f"{profile.precision} dense)"
+    )
+
+
+def error_line(predictions: Iterable[Prediction]) -> str:
+    """What we know of our own error, for the kinds of plan that are shown."""
+    known = {p.error.kind: p.error for p in predictions}
+    said = [f"{kind}: {error}" for kind, error in sorted(known.items()) if error.median is not None]
+    unknown = sorted(kind for kind, error in known.items() if error.median is None)
+    if unknown:
+        said.append(f"never measured for {', '.join(unknown)} with such a profile")
+    return "error    " + "; ".join(said)
+
+
+def command(name: str, *words: str, **options: object) -> str:
+    """A command line that can be pasted.
+
+    >>> command("run", "resnet18:cifar10", plan="dp=2 bucket=4MiB", cluster="local", batch=None)
+    "trainplan run resnet18:cifar10 --plan 'dp=2 bucket=4MiB' --cluster local"
+    """
+    parts = ["trainplan", name, *words]
+    for key, value in options.items():
+        for item in value if isinstance(value, list) else [value]:
+            if item not in (None, ""):
+                parts += [f"--{key.replace('_', '-')}", str(item)]
+    return shlex.join(parts)
