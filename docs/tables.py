@@ -1,0 +1,85 @@
+"""Rewrite the tables in docs/ that come from data: `python docs/tables.py` (a test sees to it that they are current)."""
+
+import json
+import re
+from pathlib import Path
+
+from trainplan.plan.systems import SYSTEMS
+
+HERE = Path(__file__).parent
+DATA = HERE.parent / "benchmarks" / "data"
+
+
+def systems() -> str:
+    """For every key, what carries it in the design."""
+    lines = ["| group | key | system | what carries it | here |", "|---|---|---|---|---|"]
+    for row in SYSTEMS.values():
+        here = f"`{row.choices}`" if row.choices else ""
+        lines.append(f"| {row.group} | `{row.key}` | {row.name} | {row.carried_by} | {here} |")
+    return "\n".join(lines)
+
+
+def accuracy(name: str) -> str:
+    """Predicted against measured, from a file of benchmarks/accuracy.py."""
+    data = json.loads((DATA / f"{name}.json").read_text())["data"]
+    lines = [
+        f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
+        "",
+        "| workload | plan | predicted ms | measured ms | error | raw error | noise floor |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in data["rows"]:
+        plan = re.sub(r" (stages|bucket)=\S+", "", row["plan"])
+        lines.append(
+            f"| {row['workload'].partition(':layers')[0]} | `{plan}` | {row['predicted_s'] * 1e3:.1f} | "
+            f"{row['measured_s'] * 1e3:.1f} | {row['error']:+.1%} | {row['raw_error']:+.1%} | {row['noise_floor']:.1%} |"
+        )
+    errors = sorted(abs(row["error"]) for row in data["rows"])
+    floor = sorted(row["noise_floor"] for row in data["rows"])
+    middle, noise = errors[len(errors) // 2], floor[len(floor) // 2]
+    lines += ["", f"Median |error| {middle:.1%}, worst {errors[-1]:.1%}; median noise floor {noise:.1%}."]
+    return "\n".join(lines)
+
+
+def engine(name: str) -> str:
+    """Our engine against torch's own, from a file of benchmarks/engine.py."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    lines = [
+        f"torch {data['torch']}: `{data['command']}`",
+        "",
+        "| system | ranks | ours ms | torch ms | ratio | 95 % interval |",
+        "|---|--:|--:|--:|--:|---|",
+    ]
+    for row in data["rows"]:
+        lines.append(
+            f"| {row['system']} | {row['ranks']} | {row['ours_s'] * 1e3:.2f} | {row['torch_s'] * 1e3:.2f} | "
+            f"{row['ratio']:.3f} | {row['low']:.3f} to {row['high']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def rewritten(text: str) -> str:
+    """A page with every table between <!-- NAME ARGUMENT --> and <!-- /NAME --> made anew."""
+    makers = {"systems": systems, "accuracy": accuracy, "engine": engine}
+
+    def table(match: re.Match[str]) -> str:
+        maker, argument = makers[match[1]], (match[2] or "").strip()
+        return (
+            f"<!-- {(match[1] + ' ' + argument).strip()} -->\n{maker(*filter(None, [argument]))}\n<!-- /{match[1]} -->"
+        )
+
+    return re.sub(
+        r"<!-- (systems|accuracy|engine)( [\w.-]+)? -->.*?<!-- /\1 -->", lambda m: table(m), text, flags=re.DOTALL
+    )
+
+
+def main() -> None:
+    for page in HERE.glob("*.md"):
+        text = page.read_text()
+        if (new := rewritten(text)) != text:
+            page.write_text(new)
+            print(f"rewrote {page.name}")
+
+
+if __name__ == "__main__":
+    main()
