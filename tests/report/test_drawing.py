@@ -1,0 +1,89 @@
+"""Timelines in the terminal and in trace files; tables."""
+
+import gzip
+import itertools
+import json
+
+import pytest
+
+from search.models import model
+from trainplan.cluster.parse import cluster
+from trainplan.errors import InputError
+from trainplan.plan.text import parse
+from trainplan.predict.predict import predict
+from trainplan.program.timeline import Event, Timeline
+from trainplan.report import trace
+from trainplan.report.table import table
+from trainplan.report.timeline import draw
+from trainplan.solve.resolve import resolve
+
+
+def timeline(*events, world=2):
+    return Timeline("predicted", world, 1, tuple(Event(*event) for event in events), "pp=2")
+
+
+SMALL = timeline(
+    ("0F0", "F", 0, 0, 10), ("0SEND_F0", "SEND_F", 0, 10, 20), ("1F0", "F", 1, 20, 30), ("1B0", "B", 1, 30, 60),
+    ("0R0", "R", 0, 60, 70), ("0B0", "B", 0, 70, 95), ("0STEP", "STEP", 0, 95, 100), ("1STEP", "STEP", 1, 60, 70),
+)  # fmt: skip
+
+
+def test_drawing_golden():
+    assert draw(SMALL, width=20).splitlines() == [
+        "predicted pp=2: 1 min 40 s, 5.00 s a letter",
+        "rank 0  FF~~........RRBBBBBU",
+        "rank 1  ....FFBBBBBBUU......",
+        "F forward  B backward  R recompute  U update  ~ communication  . idle",
+    ]
+
+
+def test_drawing_of_one_step():
+    line = timeline(("0F0", "F", 0, 0, 1), ("0F0@1", "F", 0, 50, 51), ("0B0@1", "B", 0, 51, 52), world=1)
+    assert "rank 0  FFFFFBBBBB" in draw(line, width=10, step=1)
+    with pytest.raises(InputError, match=r"step 7: the timeline has no such step\. Try step 1"):
+        draw(line, step=7)
+    with pytest.raises(InputError, match="at least 10"):
+        draw(line, width=3)
+
+
+def test_drawing_many_ranks():
+    line = timeline(*((f"{r}F0", "F", r, 0, 1) for r in range(80)), world=80)
+    text = draw(line, width=10)
+    assert "rank 63" in text
+    assert "and 16 more ranks" in text
+
+
+def test_trace_has_every_event_once_and_rows_do_not_overlap(tmp_path):
+    profile, there = model(), cluster("2x2xTitanRTX")
+    p = predict(resolve(parse("dp=2 pp=2"), profile, there, 16), profile, there, 16, keep=True)
+    line = p.timeline()
+    measured = Timeline("measured", line.world, line.steps, line.events, line.title)
+    path = tmp_path / "deep" / "trace.json.gz"
+    trace.write(path, [line, measured])
+    with gzip.open(path, "rt") as stream:
+        data = json.load(stream)
+    spans = [e for e in data["traceEvents"] if e["ph"] == "X"]
+    assert len(spans) == 2 * len(line.events)
+    rows: dict[tuple[int, int], list] = {}
+    for span in spans:
+        rows.setdefault((span["pid"], span["tid"]), []).append((span["ts"], span["ts"] + span["dur"]))
+    for found in rows.values():
+        found.sort()
+        for (_, end), (start, _) in itertools.pairwise(found):
+            assert end <= start + 1e-6
+    names = {e["args"]["name"] for e in data["traceEvents"] if e["name"] == "process_name"}
+    assert names == {f"rank {r} {source}" for r in range(4) for source in ("predicted", "measured")}
+
+
+def test_trace_without_packing_and_where_it_cannot_be(tmp_path):
+    trace.write(tmp_path / "trace.json", [SMALL])
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {"predicted": "pp=2"}
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        trace.write(tmp_path / "file" / "trace.json.gz", [SMALL])
+
+
+def test_table_aligns_and_keeps_brackets():
+    text = table(["name", ">ms"], [["[a]", "1.00"], ["b", "1,000"]], lines=True)
+    assert text.splitlines()[2] == " [a]     1.00"
+    assert text.splitlines()[3] == " b      1,000"

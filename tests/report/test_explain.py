@@ -1,0 +1,71 @@
+"""Explanations name what is there, with the right numbers."""
+
+import pytest
+
+from search.models import model
+from synthetic import chain
+from trainplan.cluster.parse import cluster
+from trainplan.plan.text import parse
+from trainplan.predict.predict import predict
+from trainplan.report.explain import explain
+from trainplan.solve.resolve import resolve
+
+
+def explained(line, profile=None, where="2x2xTitanRTX", batch=16):
+    profile, there = profile or model(), cluster(where)
+    prediction = predict(resolve(parse(line), profile, there, batch), profile, there, batch, keep=True)
+    return explain(prediction, profile, there), prediction
+
+
+def test_every_block_and_parameter_sits_somewhere():
+    found, _ = explained("pp=4 micro=4")
+    assert [s.blocks[0] for s in found.stages] == [0, *(s.blocks[1] for s in found.stages[:-1])]
+    assert found.stages[-1].blocks[1] == 8
+    assert sum(s.parameters for s in found.stages) == model().parameter_count
+    assert [s.ranks for s in found.stages] == [(0,), (1,), (2,), (3,)]
+
+
+def test_replicas_of_a_pipeline():
+    found, p = explained("dp=2 pp=2 micro=4 schedule=1f1b")
+    text = str(found)
+    assert "2 replicas of a pipeline of 2 stages, each takes 8 of 16 samples, in 4 micro-batches of 2" in text
+    assert "stage 0 → 1: 97.7 KiB forward and 97.7 KiB back for every micro-batch" in text
+    assert "summed over ranks 0, 1" in text
+    assert "summed over ranks 2, 3" in text
+    assert max(s.peak_bytes for s in found.stages) == p.peak_bytes
+    assert all(sum(s.breakdown.values()) == s.peak_bytes for s in found.stages)
+
+
+def test_one_device_moves_nothing():
+    found, _ = explained("single", where="1xTitanRTX")
+    assert found.moves == ()
+    assert "nothing: there is one rank" in str(found)
+    assert "1 of 1 devices of 1xTitanRTX is used" in str(found)
+
+
+def test_recomputation_and_orders_are_in_words():
+    text = str(explained("gpipe micro=4")[0])
+    assert "every block runs forward once more" in text
+    assert "all micro-batches go forward" in text
+    assert "recompute ms" in text
+
+
+def test_skips_and_tied_weights_are_told():
+    profile = chain(blocks=4, skips=((0, 3),), tied=((0, 3),), device="TitanRTX")
+    found, _ = explained("pp=4 micro=2", profile, batch=8)
+    assert any(line.startswith("stage 0 → 3") for line in found.moves)
+    assert any(line.startswith("tied weights tied0") and "ranks 0, 3" in line for line in found.moves)
+
+
+def test_pieces_of_the_step_add_up():
+    found, p = explained("pp=4 micro=4 schedule=1f1b")
+    shares = [float(line.split("(")[1].split(" %")[0]) for line in found.time[:-1]]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+    assert "in all" in found.time[-1]
+    assert found.to_json()["plan"].startswith("pp=4")
+    assert p.plan.pp == 4
+
+
+def test_uneven_batches_say_so():
+    text = str(explained("pp=2 micro=4", batch=10)[0])
+    assert "in 4 micro-batches of 3 to 2" in text
