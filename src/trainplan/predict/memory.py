@@ -26,7 +26,9 @@ class Peak:
 
 def peaks(played: Played) -> list[Peak]:
     """The peak of every rank, with the operation at which it is reached."""
-    program, position = played.program, played.position
+    program = played.program
+    place = np.empty(len(program), dtype=np.int64)
+    place[program.lists.items] = np.arange(len(program.lists.items))
     here = np.flatnonzero((program.value_rank >= 0) & (program.value_bytes > 0))
     made, freed = program.value_maker[here], program.value_end[here]
     born, dies = here[made >= 0], here[freed >= 0]
@@ -34,9 +36,9 @@ def peaks(played: Played) -> list[Peak]:
     op = np.concatenate([made[made >= 0], freed[freed >= 0]])
     sign = np.concatenate([np.ones(len(born), dtype=np.int64), -np.ones(len(dies), dtype=np.int64)])
     time = np.where(sign > 0, played.start[op], played.end[op])
-    # At equal times an operation that ended makes room for one that starts after it; one without duration takes
-    # before it gives back.
-    order = np.lexsort((2 * position[op] + (sign < 0), time, program.value_rank[value]))
+    # At equal times in the order of the lists: an operation that ended makes room for the next, and one without
+    # duration takes before it gives back.
+    order = np.lexsort((2 * place[op] + (sign < 0), time, program.value_rank[value]))
     value, op, sign = value[order], op[order], sign[order]
     delta = sign * program.value_bytes[value]
     rank = program.value_rank[value]
@@ -63,16 +65,14 @@ def peaks(played: Played) -> list[Peak]:
 def in_flight(played: Played, rank: int) -> int:
     """The most forward passes of a rank whose backward has not ended, at any time: activations held at once."""
     program = played.program
-    begins: dict[tuple[int, ...], int] = {}  # micro-batch → its forward, and the operation that ends its backward
-    ends: dict[tuple[int, ...], int] = {}
+    begins: dict[tuple[int, ...], tuple[float, int, int]] = {}  # micro-batch → when its forward begins
+    ends: dict[tuple[int, ...], tuple[float, int, int]] = {}  # … and when its backward is over
     columns = (program.job, program.step, program.pipeline, program.stage, program.micro_batch, program.slice)
-    for op in program.lists.row(rank).tolist():
+    for place, op in enumerate(program.lists.row(rank).tolist()):
         key = tuple(int(column[op]) for column in columns)
         if program.kind[op] == Kind.F:
-            begins.setdefault(key, op)
+            begins.setdefault(key, (float(played.start[op]), 2 * place, 1))
         elif program.kind[op] in (Kind.B, Kind.W):
-            ends[key] = op
-    # At equal times in the order of the operations: one that ended makes room, one without duration is there first.
-    changes = [(float(played.start[op]), 2 * int(played.position[op]), 1) for op in begins.values()]
-    changes += [(float(played.end[op]), 2 * int(played.position[op]) + 1, -1) for op in ends.values()]
-    return int(np.cumsum([change for _, _, change in sorted(changes)]).max(initial=0))
+            ends[key] = (float(played.end[op]), 2 * place + 1, -1)
+    changes = sorted([*begins.values(), *ends.values()])
+    return int(np.cumsum([change for _, _, change in changes]).max(initial=0))

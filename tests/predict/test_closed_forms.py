@@ -1,0 +1,217 @@
+"""Simulated time and memory equal what is known in closed form."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from synthetic import chain
+from trainplan.plan.plan import plan
+from trainplan.predict.clock import Played, bubble, play, seconds_by_kind
+from trainplan.predict.memory import in_flight, peaks
+from trainplan.program.check import check
+from trainplan.program.lower import lower
+from trainplan.program.ops import Kind
+from trainplan.program.program import Program
+
+GRID = [
+    (p, m, f, b) for p, m, (f, b) in itertools.product(range(2, 7), range(1, 13), ((1, 1), (1, 2), (2, 3)))
+]  # fmt: skip
+
+
+def pipeline(schedule: str, stages: int, micro: int, recompute: str = "none", **fields) -> Program:
+    """A block a stage, 100 bytes saved in each, 10 bytes at each boundary, 1000 bytes of weights a block."""
+    choices = {"pp": stages, "micro": micro, "schedule": schedule if stages > 1 else "naive"}
+    cuts = tuple(range(1, stages))
+    chosen = plan(**choices, stages=cuts, blocks=stages, recompute=recompute, **fields)
+    return check(lower(chosen, chain(stages), micro * chosen.dp))
+
+
+def timed(program: Program, forward=1.0, backward=2.0, message=0.0, **other) -> Played:
+    """Play with so many seconds a forward and backward pass, of all stages alike or one number for each."""
+    table = dict.fromkeys((Kind.SEND_F, Kind.SEND_B), message)
+    table |= dict.fromkeys((Kind.REDUCE_GRAD, Kind.LOSS, Kind.STEP), 0.0)
+    table |= {Kind.F: 0.0, Kind.B: 0.0, Kind.R: 0.0, **{Kind[name]: value for name, value in other.items()}}
+    run = seconds_by_kind(program, table)
+    for kind, value in ((Kind.F, forward), (Kind.R, forward), (Kind.B, backward)):
+        chosen = program.kind == kind
+        each = np.broadcast_to(value, int(program.stage.max()) + 1)
+        run[chosen] = each[program.stage[chosen]]
+    return play(program, run)
+
+
+# -- time ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.system("gpipe", "P")
+def test_bubble_of_gpipe() -> None:
+    for p, m, forward, backward in GRID:
+        played = timed(pipeline("gpipe", p, m), forward, backward)
+        assert played.makespan == (m + p - 1) * (forward + backward)
+        assert bubble(played) == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
+
+
+@pytest.mark.system("dapple", "P")
+def test_bubble_of_1f1b_dapple() -> None:
+    for p, m, forward, backward in GRID:
+        played = timed(pipeline("1f1b", p, m), forward, backward)
+        assert played.makespan == (m + p - 1) * (forward + backward)
+        assert bubble(played) == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
+
+
+@pytest.mark.system("naive", "P")
+def test_time_of_naive() -> None:
+    for p, m, forward, backward in GRID:
+        played = timed(pipeline("naive", p, m), forward, backward)
+        assert played.makespan == m * p * (forward + backward)
+        assert bubble(played) == pytest.approx((p - 1) / p, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "micro", "share"),
+    [
+        *(("gpipe", m, b) for m, b in ((4, 0.42857), (8, 0.27273), (16, 0.15789))),
+        *(("1f1b", m, b) for m, b in ((4, 0.42857), (8, 0.27273), (16, 0.15789))),
+        *(("naive", m, 0.75) for m in (4, 8, 16)),
+    ],
+)
+def test_bubbles_as_numbers(schedule: str, micro: int, share: float) -> None:
+    assert bubble(timed(pipeline(schedule, 4, micro))) == pytest.approx(share, abs=5e-6)
+
+
+# Four stages, F = 1, B = 2; seconds of a message → seconds of 8, 16 and 32 micro-batches.
+WITH_MESSAGES = {
+    ("gpipe", 0.5): (36, 60, 108),
+    ("1f1b", 0.5): (41, 71, 131),
+    ("gpipe", 1.0): (39, 63, 111),
+    ("1f1b", 1.0): (49, 85, 157),
+}
+
+
+@pytest.mark.parametrize(("schedule", "message"), WITH_MESSAGES)
+def test_messages_cost_1f1b_more_than_gpipe(schedule: str, message: float) -> None:
+    """GPipe pays for filling and draining, (m+p−1)(F+B) + 2(p−1)c; 1F1B for every round."""
+    found = tuple(timed(pipeline(schedule, 4, m), message=message).makespan for m in (8, 16, 32))
+    assert found == WITH_MESSAGES[schedule, message]
+
+
+@pytest.mark.parametrize(("stages", "message", "slope"), [(4, 0.5, 3.75), (4, 1.0, 4.5), (8, 0.5, 3.875)])
+def test_steady_period_of_1f1b(stages: int, message: float, slope: float) -> None:
+    """F + B + 2c(p−1)/p."""
+    short, long = (timed(pipeline("1f1b", stages, m), message=message).makespan for m in (4 * stages, 8 * stages))
+    assert (long - short) / (4 * stages) == pytest.approx(slope)
+    assert slope == 3 + 2 * message * (stages - 1) / stages
+
+
+def test_unequal_stages() -> None:
+    forward = np.array([1.0, 3.0, 2.0, 1.0])
+    assert timed(pipeline("gpipe", 4, 8), forward, 2 * forward).makespan == 84
+    assert timed(pipeline("1f1b", 4, 8), forward, 2 * forward).makespan == 78
+
+
+@pytest.mark.system("single", "P")
+def test_time_of_a_single_device() -> None:
+    played = timed(check(lower(plan(blocks=3), chain(3), 4)), 3.0, 6.0, STEP=0.5)
+    assert played.makespan == 9.5
+    assert bubble(played) == 0.0
+
+
+@pytest.mark.system("accumulate", "P")
+def test_time_of_accumulate() -> None:
+    for micro in range(1, 6):
+        played = timed(check(lower(plan(micro=micro, blocks=3), chain(3), 8)), 3.0, 6.0, STEP=0.5)
+        assert played.makespan == micro * 9 + 0.5
+
+
+@pytest.mark.system("ddp", "P")
+def test_time_of_ddp_with_a_bucket_a_block() -> None:
+    """Buckets go one after the other, each once its block's backward is over: the step ends with the last of them."""
+    blocks = 5
+    program = check(lower(plan(dp=2, bucket=1000, blocks=blocks), chain(blocks), 2))
+    pieces = program.kind == Kind.B
+    for exchange in (0.0, 0.5, 2.0, 2.5, 10.0):
+        run = seconds_by_kind(
+            program, {Kind.F: blocks, Kind.B: 0, Kind.REDUCE_GRAD: exchange, Kind.LOSS: 0, Kind.STEP: 0.25}
+        )
+        run[pieces] = 2.0
+        wanted = blocks + max(2 * (k + 1) + (blocks - k) * exchange for k in range(blocks)) + 0.25
+        assert play(program, run).makespan == wanted
+        off = check(lower(plan(dp=2, bucket=1000, blocks=blocks, overlap="off"), chain(blocks), 2))
+        assert play(off, run).makespan == blocks * (1 + 2 + exchange) + 0.25
+
+
+@pytest.mark.system("ddp", "P")
+def test_ddp_exchanges_once_however_many_passes() -> None:
+    for micro in (1, 2, 5):
+        program = check(lower(plan(dp=2, micro=micro, bucket=10**9, blocks=2), chain(2), 2 * micro))
+        assert timed(program, REDUCE_GRAD=7.0).makespan == micro * 3 + 7
+
+
+def test_recomputation_costs_a_forward_pass() -> None:
+    for schedule, p, m in (("gpipe", 4, 8), ("1f1b", 4, 8), ("naive", 3, 4)):
+        played = timed(pipeline(schedule, p, m, recompute="full"), 1.0, 2.0)
+        if schedule == "naive":
+            # The gradient arrives after the last stage has recomputed; the others do so while they wait for it.
+            assert played.makespan == m * (p * 1 + 1 + p * 2)
+        else:
+            assert played.makespan <= (m + p - 1) * (1 + 1 + 2)
+            assert played.makespan >= m * (1 + 1 + 2)
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+
+def held(schedule: str, stages: int, micro: int, rank: int) -> int:
+    """Micro-batches in flight."""
+    return {"gpipe": micro, "1f1b": min(micro, stages - rank), "naive": 1}[schedule]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "naive"])
+def test_micro_batches_in_flight(schedule: str) -> None:
+    for p, m, message in itertools.product(range(2, 6), (1, 2, 3, 4, 8), (0.0, 0.5, 3.0)):
+        for recompute in ("none", "full"):
+            played = timed(pipeline(schedule, p, m, recompute), message=message)
+            assert [in_flight(played, rank) for rank in range(p)] == [held(schedule, p, m, r) for r in range(p)]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "naive"])
+def test_peak_memory_of_pipelines(schedule: str) -> None:
+    """Weights and gradients; what is in flight, with its inputs; and the gradients that come and go."""
+    for p, m in itertools.product(range(2, 6), (1, 2, 4, 8)):
+        for peak in peaks(timed(pipeline(schedule, p, m))):
+            r = peak.rank
+            first, last = r == 0, r == p - 1
+            each = 100 + 10 * (not first)
+            wanted = 1000 + 1000 + held(schedule, p, m, r) * each + 10 * (not last) + 10 * (not first)
+            assert peak.bytes == wanted, (p, m, peak)
+            assert peak.op.startswith(f"{r}B")
+            assert peak.breakdown["saved"] == 100 * held(schedule, p, m, r)
+
+
+def test_peak_memory_of_gpipe_with_recomputation() -> None:
+    """Boundaries of all micro-batches, and the activations of one stage: what GPipe's paper promises."""
+    for p, m in itertools.product(range(2, 6), (1, 2, 4, 8)):
+        for peak in peaks(timed(pipeline("gpipe", p, m, recompute="full"))):
+            inner = 10 * (peak.rank < p - 1) + 10 * (peak.rank > 0)
+            assert peak.bytes == 1000 + 1000 + m * 10 * (peak.rank > 0) + 100 + inner
+
+
+def test_peak_memory_of_one_device() -> None:
+    """All activations without recomputation; with it one block's, and the inputs of the others."""
+    blocks = 6
+    profile = chain(blocks, state_bytes_per_parameter=8.0, input_bytes_per_sample=3.0)
+    fixed = blocks * 1000 + blocks * 250 * 8 + 2 * 3
+    (peak,) = peaks(timed(lower(plan(blocks=blocks), profile, 2)))
+    assert peak.bytes == fixed + blocks * 1000 + blocks * 100
+    assert peak.breakdown == {"weights": 6000, "gradients": 6000, "optimizer": 12000, "saved": 600, "input": 6}
+    (peak,) = peaks(timed(lower(plan(blocks=blocks, recompute="full"), profile, 2)))
+    # The gradients of a block come when its inputs and activations go: the most is there at the last block to go
+    # backward, with all gradients, or at the first, with all inputs.
+    sweep = [(blocks - b) * 1000 + b * 10 + 100 + 10 * (b > 0) + 10 * (b < blocks - 1) for b in range(blocks)]
+    assert peak.bytes == fixed + max(sweep)
+
+
+def test_replicas_keep_their_gradients_in_buckets() -> None:
+    program = lower(plan(dp=2, bucket=1000, blocks=3), chain(3), 2)
+    for peak in peaks(timed(program)):
+        assert peak.bytes == 3000 + 3000 + 300
