@@ -1,4 +1,4 @@
-"""Rewrite the tables in docs/ that come from data: `python docs/tables.py` (a test sees to it that they are current)."""
+"""Rewrite the tables in docs/ that come from data: `python docs/tables.py` (a test keeps them current)."""
 
 import json
 import re
@@ -29,10 +29,11 @@ def accuracy(name: str) -> str:
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for row in data["rows"]:
-        plan = re.sub(r" (stages|bucket)=\S+", "", row["plan"])
+        plan, name = re.sub(r" (stages|bucket)=\S+", "", row["plan"]), row["workload"].partition(":layers")[0]
+        noise = row["noise_floor"]
         lines.append(
-            f"| {row['workload'].partition(':layers')[0]} | `{plan}` | {row['predicted_s'] * 1e3:.1f} | "
-            f"{row['measured_s'] * 1e3:.1f} | {row['error']:+.1%} | {row['raw_error']:+.1%} | {row['noise_floor']:.1%} |"
+            f"| {name} | `{plan}` | {row['predicted_s'] * 1e3:.1f} | {row['measured_s'] * 1e3:.1f} | "
+            f"{row['error']:+.1%} | {row['raw_error']:+.1%} | {noise:.1%} |"
         )
     errors = sorted(abs(row["error"]) for row in data["rows"])
     floor = sorted(row["noise_floor"] for row in data["rows"])

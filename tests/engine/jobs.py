@@ -41,7 +41,9 @@ def train(
     step = trainer.part.optimizer.step
 
     def stepping(*args, **kwargs):
-        trained.gradients.append({n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None})
+        trained.gradients.append(
+            {n: p.grad.detach().cpu().clone() for n, p in parameters.items() if p.grad is not None}
+        )
         return step(*args, **kwargs)
 
     trainer.part.optimizer.step = stepping
@@ -50,9 +52,10 @@ def train(
             trainer.record()
         result = trainer.step(job.inputs(samples, seed=number))
         trained.losses.append(result.loss)
-    trained.weights = {n: p.detach().clone() for n, p in trainer.stage.named_parameters()}
-    trained.buffers = {n: b.detach().clone() for n, b in trainer.stage.named_buffers()}
-    trained.state = optimizer_state(trainer.part.optimizer, {n: p for n, p in parameters.items() if p.requires_grad})
+    trained.weights = {n: p.detach().cpu().clone() for n, p in trainer.stage.named_parameters()}
+    trained.buffers = {n: b.detach().cpu().clone() for n, b in trainer.stage.named_buffers()}
+    state = optimizer_state(trainer.part.optimizer, {n: p for n, p in parameters.items() if p.requires_grad})
+    trained.state = {n: {key: value.cpu() for key, value in entries.items()} for n, entries in state.items()}
     events = trainer.events(sizes[-1]) if record else []
     place = (trainer.replica, trainer.number)
     if world > 1:

@@ -29,10 +29,14 @@ def together(case: Case) -> list[tuple[Trained, list, tuple[int, int]]]:
     return pool(plan.world).run(jobs.train, *arguments)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.system(c.key, "R"), id=str(c)) for c in CASES])
 def test_equality(case: Case) -> None:
-    want = alone(case)
-    for trained, _, (replica, stage) in together(case):
+    hold(case, alone(case), together(case))
+
+
+def hold(case: Case, want: Trained, ranks: list[tuple[Trained, list, tuple[int, int]]]) -> None:
+    """What every rank has after training is what the oracle has."""
+    for trained, _, (replica, stage) in ranks:
         if stage == case.plan.pp - 1:
             torch.testing.assert_close(trained.losses, want.losses, **CLOSE)
         assert trained.weights

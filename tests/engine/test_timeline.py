@@ -40,7 +40,7 @@ def by_resource(events: list[Event]) -> dict[tuple, list[tuple[str, int]]]:
     return dict(found)
 
 
-@pytest.mark.parametrize("case", TIMED, ids=str)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.system(c.key, "R"), id=str(c)) for c in TIMED])
 def test_program_is_timeline(case: Case) -> None:
     job, _, captured = jobs.built(case.model, case.optimizer, **case.fields)
     program = lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, steps=2)

@@ -139,11 +139,11 @@ def _backward_in_pieces(
     """One backward pass; each bucket that becomes complete ends a piece and starts its exchange."""
     compute = [p for p in pieces if p.kind is Kind.B]
     exchange = [p for p in pieces if p.kind is Kind.REDUCE_GRAD]
-    since = now()
+    since = run.recorder.mark()
 
     def ready(bucket: int) -> None:
         nonlocal since
-        moment = now()
+        moment = run.recorder.mark()
         if bucket < len(compute):  # DDP's first step has other buckets than the later ones
             run.recorder.note(compute[bucket].op, since, moment)
         since = moment

@@ -96,7 +96,7 @@ class Runner:
     def step(self, number: int, parts: list[Batch], weights: list[float]) -> StepState:
         """Run the list once. `weights`: of each micro-batch in the mean of the whole batch."""
         state = self.state = StepState(number, parts, weights)
-        self.recorder.step = number
+        self.recorder.begin(number)
         self._posted = 0
         self._messages = {}
         self._post(RECEIVES_AHEAD)
@@ -105,6 +105,9 @@ class Runner:
             place += self._run(place, state)
         for pending in state.sent:
             pending.wait()
+        if self.part.stage.device.type == "cuda":
+            torch.cuda.synchronize(self.part.stage.device)
+        self.recorder.settle()
         self.state = None
         return state
 
@@ -115,10 +118,10 @@ class Runner:
             self._receive(instruction, state)
             return 1
         self._await(instruction, state)
-        start = now()
+        start = self.recorder.mark()
         taken = self.handlers[instruction.kind](self, instruction, place) or 1
         if taken == 1 and instruction.kind not in NOTED_BY_THEIR_HANDLERS:
-            self.recorder.note(instruction.op, start, now())
+            self.recorder.note(instruction.op, start, self.recorder.mark())
         for done in self.list[place : place + taken]:
             self.free(done, state)
         return taken

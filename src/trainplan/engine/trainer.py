@@ -94,7 +94,7 @@ class Trainer:
         if compiled:
             self.stage.compiled()
         self.steps_done = 0
-        self.recorder = Recorder()
+        self.recorder = Recorder(self.device)
         self._runners: dict[int, Runner] = {}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._part: Part | None = None
