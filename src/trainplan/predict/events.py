@@ -98,8 +98,10 @@ def _play(
             else:
                 heapq.heappush(queue, (max(ready[op], now), serial, op, 0, np.int64(0)))
                 serial += 1
+        # It decides when all that happens at this moment has happened, so that simultaneous arrivals are seen together.
+        settled = len(queue) == 0 or queue[0][0] > now
         for rank in range(world):
-            if free[rank] and not busy[rank]:
+            if settled and free[rank] and not busy[rank]:
                 best = -1
                 for k in range(len(waiting)):
                     op = waiting[k]
