@@ -73,7 +73,7 @@ def test_every_block_alone_and_random_legal_cuts_give_the_models_step(name):
         assert_same(stages, whole, found, expected, LOOSE.get(name, 1e-9))
 
 
-@pytest.mark.parametrize("name", ["resnet", "unet", "gpt", "oddities", "t5"])
+@pytest.mark.parametrize("name", [n for n in ("resnet", "unet", "gpt", "oddities", "t5") if n in NAMES])
 def test_a_cut_at_every_legal_place_at_once(name):
     case, chain = CASES[name], captured(name, DOUBLE).recut("operator")
     whole, batch = built(name, DOUBLE), in_type(case.batch(5, 9), DOUBLE)
@@ -84,7 +84,7 @@ def test_a_cut_at_every_legal_place_at_once(name):
 
 
 def test_a_batch_of_one_sample():
-    for name in ("gpt", "dict", "bert"):
+    for name in [name for name in ("gpt", "dict", "bert") if name in NAMES]:
         case, whole = CASES[name], built(name, DOUBLE)
         batch = in_type(case.batch(1, 3), DOUBLE)
         stages = stages_of(captured(name, DOUBLE), whole)

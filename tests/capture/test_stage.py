@@ -104,6 +104,7 @@ def test_a_batch_that_the_graph_is_not_right_for_is_refused(what):
 
 def test_the_same_tensor_twice_in_the_example_is_two_inputs():
     """labels=input_ids in the example must not make a graph that takes one for the other."""
+    pytest.importorskip("transformers")
     case = CASES["gpt2"]
     batch = case.batch(4, 0)
     batch.kwargs["labels"] = batch.kwargs["input_ids"]
@@ -138,7 +139,7 @@ def test_what_is_no_longer_read_is_dropped():
 
 def test_a_stage_moves_to_another_device_with_its_code():
     """The meta device stands for any other: constants that forward makes (masks, positions) must follow."""
-    for name in ("gpt", "oddities", "llama"):
+    for name in [name for name in ("gpt", "oddities", "llama") if name in NAMES]:
         case, chain = CASES[name], captured(name)
         stage = chain.stage(0, len(chain.blocks)).bind(values_of(built(name)))
         stage.to_device("meta")
@@ -150,7 +151,7 @@ def test_a_stage_moves_to_another_device_with_its_code():
 
 
 def test_evaluation_has_the_same_blocks_and_no_randomness():
-    for name in ("resnet", "gpt", "bert"):
+    for name in [name for name in ("resnet", "gpt", "bert") if name in NAMES]:
         case, training = CASES[name], captured(name)
         model = built(name).eval()
         chain = capture(model, case.batch(4, 0), case.loss)

@@ -226,7 +226,7 @@ class Flow:
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             return None
-        return Shape.of(value, self.exported.symbol)
+        return Shape.of(value, self.exported.symbols)
 
 
 def _cheap(node: fx.Node) -> bool:

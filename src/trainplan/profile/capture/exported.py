@@ -58,7 +58,7 @@ class Exported:
     constants: dict[fx.Node, Tensor]
     inputs: dict[fx.Node, Input]
     samples: fx.Node
-    symbol: sympy.Symbol
+    symbols: frozenset[sympy.Symbol]  # the number of samples, as it appears in traced shapes (one for each input)
     fixed: list[Constant]
     arguments: tuple[int, set[str]]  # how many positional arguments, and which keywords
     output: Output

@@ -55,7 +55,7 @@ def _is_tensor(leaf: Any) -> bool:
 
 def _like(exported: Exported, node: fx.Node) -> Tensor:
     value = node.meta["val"]
-    shape = Shape.of(value, exported.symbol)
+    shape = Shape.of(value, exported.symbols)
     sizes = shape.at(exported.example_samples) if shape else tuple(2 for _ in value.shape)
     fake = torch.empty(sizes, dtype=value.dtype, device="meta")
     return fake.requires_grad_(fake.is_floating_point())

@@ -28,9 +28,8 @@ from trainplan.profile.capture.regions import noting
 
 # Autograd functions that torch itself puts below its own operators while tracing; they are not the user's.
 _TORCH_INTERNAL = ("torch._higher_order_ops", "torch._functorch", "torch._dynamo", "torch._subclasses")
-# The autograd functions of torch.utils.checkpoint (its re-entrant form). They change what is kept, not what is
-# computed, so the function inside is traced as if the wrapper were not there.
-_CHECKPOINT = ("CheckpointFunction",)
+# The module whose autograd functions change what is kept, not what is computed.
+_CHECKPOINT = "torch.utils.checkpoint"
 
 
 class Watch:
@@ -106,10 +105,13 @@ class Watch:
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
             if cls.__module__.startswith(_TORCH_INTERNAL):
                 return original.__func__(cls, *args, **kwargs)
-            if cls.__name__ in _CHECKPOINT and cls.__module__ == "torch.utils.checkpoint":
+            if cls.__module__ == _CHECKPOINT and cls.__name__ == "CheckpointFunction":
+                # The re-entrant form: the function inside is traced as if the wrapper were not there.
                 self.notes.append(f"checkpointed region in {self.module}: captured without its checkpoint")
                 function, _preserve_random_state, *inputs = args
                 return function(*inputs)
+            if cls.__module__ == _CHECKPOINT:
+                return original.__func__(cls, *args, **kwargs)
             if cls.__name__ == "BackwardHookFunction":
                 raise self.refuse(
                     "a backward hook",

@@ -15,6 +15,13 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+SAMPLES = sympy.Symbol("samples", integer=True, positive=True)
+
+
+def in_samples(expression: sympy.Expr, symbols: frozenset[sympy.Symbol]) -> sympy.Expr:
+    """An expression of a trace, in which each input's first dimension has a symbol of its own, in `SAMPLES`."""
+    return expression.xreplace(dict.fromkeys(symbols, SAMPLES))
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -24,14 +31,14 @@ class Shape:
     dtype: torch.dtype
 
     @staticmethod
-    def of(value: Tensor, symbol: sympy.Symbol) -> Shape | None:
+    def of(value: Tensor, symbols: frozenset[sympy.Symbol]) -> Shape | None:
         """The shape of a traced value, or None where it is not a linear function of the samples."""
         dimensions = []
         for size in value.shape:
             if isinstance(size, int):
                 dimensions.append((0, size))
                 continue
-            line = _line(size.node.expr, symbol)
+            line = _line(in_samples(size.node.expr, symbols))
             if line is None:
                 return None
             dimensions.append(line)
@@ -55,12 +62,12 @@ class Shape:
 
 
 @lru_cache(maxsize=4096)
-def _line(expression: sympy.Expr, symbol: sympy.Symbol) -> tuple[int, int] | None:
-    """(a, b) of an expression that is a·symbol + b with whole numbers, else None."""
+def _line(expression: sympy.Expr) -> tuple[int, int] | None:
+    """(a, b) of an expression that is a·samples + b with whole numbers, else None."""
     if expression.is_Integer:
         return 0, int(expression)
-    polynomial = expression.as_poly(symbol) if expression.free_symbols == {symbol} else None
+    polynomial = expression.as_poly(SAMPLES) if expression.free_symbols == {SAMPLES} else None
     if polynomial is None or polynomial.degree() > 1:
         return None
-    slope, offset = polynomial.coeff_monomial(symbol), polynomial.coeff_monomial(1)
+    slope, offset = polynomial.coeff_monomial(SAMPLES), polynomial.coeff_monomial(1)
     return (int(slope), int(offset)) if slope.is_Integer and offset.is_Integer else None

@@ -22,6 +22,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from trainplan.errors import ModelError
 from trainplan.profile.capture.exported import ROOT, VALUE, Constant, Exported, Input, Output, Returned
 from trainplan.profile.capture.regions import open_regions, settle_regions
+from trainplan.profile.capture.shape import SAMPLES, in_samples
 from trainplan.profile.capture.tensors import Held
 
 aten = torch.ops.aten
@@ -61,8 +62,8 @@ def tidy(
         for name, target in signature.inputs_to_lifted_tensor_constants.items()
     }
     taken = {by_name[str(name)]: item for name, item in zip(signature.user_inputs, inputs, strict=True)}
-    symbol = next(node.meta["val"].shape[0].node.expr for node, item in taken.items() if item.per_sample)
-    samples = _compute_sizes_from_samples(graph, symbol)
+    symbols = frozenset(node.meta["val"].shape[0].node.expr for node, item in taken.items() if item.per_sample)
+    samples = _compute_sizes_from_samples(graph, symbols)
     _gather_parts(graph)
     _write_buffers_early(graph, holds)
     return Exported(
@@ -73,7 +74,7 @@ def tidy(
         constants=constants,
         inputs=taken,
         samples=samples,
-        symbol=symbol,
+        symbols=symbols,
         fixed=fixed,
         output=_output(graph, returned),
         **about,
@@ -122,24 +123,24 @@ def _output(graph: fx.Graph, returned: Returned) -> Output:
     return Output(returned.spec, leaves, opaque)
 
 
-def _compute_sizes_from_samples(graph: fx.Graph, symbol: sympy.Symbol) -> fx.Node:
+def _compute_sizes_from_samples(graph: fx.Graph, symbols: frozenset[sympy.Symbol]) -> fx.Node:
     """Replace every size that is a function of the batch by its formula in one input, `samples`."""
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     with graph.inserting_after(last):
         samples = graph.placeholder("samples_in_batch")
     tracer = fx.proxy.GraphAppendingTracer(graph)
     first = samples.next
-    formulas: dict[sympy.Expr, fx.Node] = {symbol: samples}
+    formulas: dict[sympy.Expr, fx.Node] = {SAMPLES: samples}
     for node in list(graph.nodes):
         value = node.meta.get("val")
         if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             continue
-        expression = value.node.expr
-        if expression.free_symbols != {symbol}:
+        expression = in_samples(value.node.expr, symbols)
+        if expression.free_symbols != {SAMPLES}:
             continue
         if expression not in formulas:
             with graph.inserting_before(first):
-                proxy = sympy_interp(PythonReferenceAnalysis, {symbol: fx.Proxy(samples, tracer)}, expression)
+                proxy = sympy_interp(PythonReferenceAnalysis, {SAMPLES: fx.Proxy(samples, tracer)}, expression)
             formulas[expression] = proxy.node
         node.replace_all_uses_with(formulas[expression])
         graph.erase_node(node)
