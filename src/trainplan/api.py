@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainplan.report.answers import Compared, Described, Drawn, Predicted, Profiled, Ran, Recommended, Systems
     from trainplan.report.explain import Explanation
 
-DEFAULT_WORKLOAD = "resnet18:cifar10,batch=32"
+DEFAULT_WORKLOAD = "resnet18:cifar10,batch=32,lr=0.01"  # small enough for a laptop
 Changes = Sequence[str] | Mapping[str, str]
 
 
@@ -85,7 +85,7 @@ def profile_for(
             return estimate(workload, cluster.device(0), progress=report)
         from trainplan.profile.cache import measured
 
-        return measured(workload, here, compile=compile, refresh=refresh, progress=report)
+        return measured(workload, device=here, compile=compile, refresh=refresh, progress=report)
 
 
 def _device_here(name: str) -> str | None:

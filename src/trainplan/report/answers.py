@@ -15,7 +15,7 @@ from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.timeline import Timeline
 from trainplan.report.joined import Joined
-from trainplan.report.lines import cluster_lines, error_line, mfu_line, model_line
+from trainplan.report.lines import cluster_lines, error_line, mfu_line, mfu_words, model_line
 from trainplan.report.table import gib_number, milliseconds, number, table
 from trainplan.report.timeline import draw
 from trainplan.search.recommend import Recommendation
@@ -112,9 +112,9 @@ class Predicted:
             f"memory   {verdict}; {where} has {gib(p.peak_bytes)} of {gib(p.limit_bytes)} ({shown})",
             f"bubble   {percent(p.bubble)} of device time without compute",
             f"comm     {seconds(p.exposed_comm_s)} a step exposed",
-            f"MFU      {percent(p.mfu) if p.mfu is not None else 'not known'}",
+            f"MFU      {mfu_words(p.mfu)} %",
             error_line([p]),
-            mfu_line(self.profile, self.cluster),
+            mfu_line([p], self.profile, self.cluster),
         ]
         return "\n".join([*lines, *([f"trace    {self.trace} (open in ui.perfetto.dev)"] if self.trace else [])])
 
@@ -203,7 +203,7 @@ class Recommended:
                 f"  {title(row.prediction.plan)}: {gib(row.over_bytes)} over ({row.why}); try {row.change}"
                 for row in r.rejected
             ]
-        lines += ["", mfu_line(r.profile, r.cluster)]
+        lines += ["", mfu_line([row.prediction for row in r.ranked], r.profile, r.cluster)]
         if r.ranked:
             lines.append(error_line(row.prediction for row in r.ranked))
         for ran in self.runs:
@@ -222,7 +222,7 @@ class Recommended:
             [
                 str(place), title(p.plan), str(p.plan.world), milliseconds(p.step_s), number(p.samples_per_s),
                 seconds(p.epoch_s), *([number(p.price_per_epoch)] if priced else []),
-                number(p.mfu * 100 if p.mfu is not None else None), gib_number(p.peak_bytes), gib_number(p.limit_bytes),
+                mfu_words(p.mfu), gib_number(p.peak_bytes), gib_number(p.limit_bytes),
                 f"{p.peak.rank}, {p.peak.op or 'start'}", f"{p.bubble * 100:.1f}", milliseconds(p.exposed_comm_s),
             ]
             for place, p in enumerate(ranked, 1)

@@ -15,7 +15,7 @@ from trainplan.units import count, percent, significant, tflops
 def model_line(profile: Profile, batch: int) -> str:
     """Size, work and batch of a model, and what its profile is."""
     words = f"{profile.workload}: {count(profile.parameter_count)} parameters in {len(profile.blocks)} blocks, "
-    words += f"{_work(3 * profile.flops)} a {profile.sample} (forward and backward), batch {batch:,}"
+    words += f"{_work(3 * profile.flops)} per {profile.sample} (forward and backward), batch {batch:,}"
     if profile.tokens_per_sample:
         words += f" × {profile.tokens_per_sample:,} = {count(batch * profile.tokens_per_sample)} tokens a step"
     return f"model    {words}\nprofile  {profile_words(profile)}"
@@ -47,13 +47,28 @@ def cluster_lines(cluster: Cluster) -> str:
     return "cluster  " + describe(cluster).replace("\n", "\n         ")
 
 
-def mfu_line(profile: Profile, cluster: Cluster) -> str:
-    """The formula, with the peak that it divides by."""
+def mfu_words(share: float | None) -> str:
+    """MFU in percent, or a dash: a share above 1 says that the peak is wrong, not that the model is fast.
+
+    >>> mfu_words(0.412), mfu_words(1.5), mfu_words(None)
+    ('41.2', '–', '–')
+    """
+    return "–" if share is None or share > 1 else significant(share * 100)
+
+
+def mfu_line(predictions: Iterable[Prediction], profile: Profile, cluster: Cluster) -> str:
+    """The formula, with the peak that it divides by; or why there is no number."""
     peak = cluster.device(0).flops.get(profile.precision)
     if not peak:
         return f"MFU is not given: the peak of {profile.device} in {profile.precision} is not known"
+    shown = tflops(peak) if peak >= 1e12 else f"{significant(peak / 1e9)} GFLOP/s"
+    if any((p.mfu or 0) > 1 for p in predictions):
+        return (
+            f"MFU is not given: it would be above 100 % of {shown} {profile.precision}, so that peak is too low; "
+            "probe again when the machine is quiet: trainplan cluster probe"
+        )
     return (
-        f"MFU = 3 × forward FLOPs of the batch (recomputation not counted) / (step × devices × {tflops(peak)} "
+        f"MFU = 3 × forward FLOPs of the batch (recomputation not counted) / (step × devices × {shown} "
         f"{profile.precision} dense)"
     )
 

@@ -19,11 +19,10 @@ def smallest_change(rejected: Prediction, world: int, attempt: Try) -> str:
     where devices are short), these together, and at last a smaller batch.
     """
     for words, sketch in _changes(rejected.plan, world):
-        for micro in _micro_counts(sketch, rejected.batch):
-            found = attempt(replace(sketch, micro=micro), rejected.batch)
-            if found is not None and found.fits:
-                more = f" micro={micro}" if micro != rejected.plan.micro else ""
-                return f"{words}{more} (peak {gib(found.peak_bytes)})".strip()
+        found = _fewest(sketch, rejected.batch, attempt)
+        if found is not None:
+            more = f" micro={found.plan.micro}" if found.plan.micro != rejected.plan.micro else ""
+            return f"{words}{more} (peak {gib(found.peak_bytes)})".strip()
     batch = rejected.batch // 2
     while batch >= rejected.plan.dp * rejected.plan.micro:
         found = attempt(rejected.plan, batch)
@@ -55,7 +54,16 @@ def _reshaped(plan: Plan, dp: int, pp: int) -> Plan:
     return replace(plan, dp=dp, pp=pp, schedule=schedule, placement=default_placement(dp, pp))
 
 
-def _micro_counts(sketch: Plan, batch: int) -> list[int]:
-    """The plan's own number first, then as many as there are samples: if that does not fit, nothing between does."""
-    most = batch // sketch.dp
-    return [sketch.micro, *([most] if most > sketch.micro else [])]
+def _fewest(sketch: Plan, batch: int, attempt: Try) -> Prediction | None:
+    """With as few micro-batches as fit, from the plan's own number on; None if not even one for each sample does."""
+    most = max(batch // sketch.dp, sketch.micro)
+    last = attempt(replace(sketch, micro=most), batch)
+    if last is None or not last.fits:
+        return None
+    micro = sketch.micro
+    while micro < most:
+        found = attempt(replace(sketch, micro=micro), batch)
+        if found is not None and found.fits:
+            return found
+        micro *= 2
+    return last
