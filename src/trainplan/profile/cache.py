@@ -1,73 +1,177 @@
-"""Measured profiles, remembered: the same model on the same machine with the same versions is measured once.
+"""Profiles that were measured before, so that nothing is measured twice.
 
-The model is known by its name and by the source of all its modules, so a change to the user's file is noticed.
+A profile is found again by all that it depends on: the workload (its name, the user's file, the source of the model's
+modules, the functions that were given from Python), how it was to be measured, the machine, the versions, and our own
+code that measured it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import json
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from trainplan.cluster.probe import machine
+import trainplan
+from trainplan.cluster.probe import machine as here
 from trainplan.errors import TrainplanError
-from trainplan.profile.measure import measure
+from trainplan.profile import machine
+from trainplan.profile.capture.materialise import Skeleton
+from trainplan.profile.measure import SECONDS, Progress, measure
 from trainplan.profile.profile import Profile
-from trainplan.workload.workload import Workload
-
-Progress = Callable[[str, float], None]
+from trainplan.workload.call import Call
+from trainplan.workload.workload import Loss, Workload
 
 
 def measured(
     workload: Workload,
-    device: str = "cpu",
     *,
-    compile: bool = False,
-    refresh: bool = False,
+    device: str | torch.device = "cpu",
+    samples: Sequence[int] | None = None,
+    compile: bool | Mapping[str, Any] = False,
+    repeats: int | None = None,
+    seconds: float = SECONDS,
     progress: Progress | None = None,
+    verify: bool = True,
+    refresh: bool = False,
 ) -> Profile:
-    """The profile of a workload on a device of this machine; `refresh` measures it again."""
-    path = path_of(workload, device, compile)
-    if path.is_file() and not refresh:
+    """The measured profile of a workload: the one that is remembered, or a new one, which is then remembered.
+
+    `refresh` measures anew. The other arguments are those of `measure`. A workload made from a module in Python is
+    measured every time: its name does not say what it is.
+    """
+    options = {"samples": samples, "compile": compile, "repeats": repeats, "seconds": seconds, "verify": verify}
+    path = place(workload, device, options)
+    if path is not None and path.is_file() and not refresh:
         try:
             return Profile.load(path)
         except TrainplanError:
-            pass  # of an older version, or broken: as good as none
-    found = measure(workload, device=device, compile=compile, progress=progress)
-    found.save(path)
-    return found
+            pass  # half-written by another version, or broken: as good as none
+    profile = measure(workload, device=device, progress=progress, **options)  # type: ignore[arg-type]
+    if path is not None:
+        profile.save(path)
+    return profile
 
 
-def path_of(workload: Workload, device: str, compile: bool) -> Path:
-    """The file that such a profile is kept in."""
-    name = torch.cuda.get_device_name() if device != "cpu" else "cpu"
-    key = {**machine.identity(), **machine.versions(), "device": name, "compile": compile, **_model(workload)}
-    mark = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return machine.cache_folder() / f"profile-{mark}.json"
-
-
-def _model(workload: Workload) -> dict[str, str]:
-    with torch.device("meta"):
-        model = workload.build()
-    sources = {_source(type(module)) for module in model.modules()}
-    shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
-    return {
-        "workload": workload.name,
-        "batch": str(workload.batch),
-        "model": hashlib.sha256(repr((str(model), shapes)).encode()).hexdigest(),
-        "source": hashlib.sha256("".join(sorted(sources)).encode()).hexdigest(),
-        "functions": hashlib.sha256(
-            (_source(workload.loss.function) + _source(workload.optimizer) + _source(workload.inputs)).encode()
-        ).hexdigest(),
+def place(workload: Workload, device: str | torch.device, options: Mapping[str, Any]) -> Path | None:
+    """The file that such a profile is kept in; None: it is not kept."""
+    if workload.name.startswith("module:"):
+        return None
+    where = machine.device_of(device)
+    key = {
+        "workload": fingerprint(workload),
+        "source": _user_source(workload.name),
+        "model": _model(workload),
+        "options": fingerprint(dict(options)),
+        "device": machine.describe(where) if where.type == "cuda" else "cpu",
+        "machine": here.identity(),
+        "versions": here.versions(),
+        "code": _own_code(),
     }
+    mark = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return here.cache_folder() / f"profile-{mark}.json"
 
 
-def _source(thing: object) -> str:
+def fingerprint(value: Any, inside: tuple[int, ...] = ()) -> Any:
+    """A value as plain JSON that is the same in every process, and another for another value.
+
+    Functions count with their code and all that they have closed over.
+
+    >>> fingerprint(Call(int, {"base": 2})) == fingerprint(Call(int, {"base": 2}))
+    True
+    >>> fingerprint(lambda x: x + 1) == fingerprint(lambda x: x + 2)
+    False
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if id(value) in inside:  # a function that has closed over itself
+        return "itself"
+
+    def of(item: Any) -> Any:
+        return fingerprint(item, (*inside, id(value)))
+
+    if isinstance(value, Call):
+        return [of(value.function), of(dict(value.options))]
+    if isinstance(value, Workload | Loss):
+        return {name: of(item) for name, item in vars(value).items()}
+    if isinstance(value, types.FunctionType):
+        closed = inspect.getclosurevars(value).nonlocals
+        named = f"{value.__module__}.{value.__qualname__}"
+        return [named, _code(value.__code__), of(value.__defaults__), of(closed)]
+    if isinstance(value, torch.Tensor):
+        return ["tensor", str(value.dtype), list(value.shape)]
+    if isinstance(value, torch.nn.Module):
+        return ["module", repr(value)]
+    if isinstance(value, Mapping):
+        return {str(key): of(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [of(item) for item in value]
+    if isinstance(value, Callable | type):  # type: ignore[arg-type]
+        named = getattr(value, "__qualname__", type(value).__qualname__)
+        return f"{getattr(value, '__module__', '')}.{named}"
+    return type(value).__qualname__
+
+
+def _code(code: types.CodeType) -> str:
+    """A digest of a function's instructions and constants, those of functions inside it too."""
+
+    def constant(item: Any) -> str:
+        if isinstance(item, types.CodeType):
+            return _code(item)
+        # Sets have another order in every process.
+        return repr(sorted(map(repr, item)) if isinstance(item, frozenset) else item)
+
+    text = code.co_code.hex() + repr(code.co_names) + repr([constant(item) for item in code.co_consts])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _model(workload: Workload) -> str:
+    """A digest of the model: its modules with their settings and their source, and its parameters."""
+    model = Skeleton(workload.build).model
+    sources = sorted({_source(type(module)) for module in model.modules()})
+    shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
+    return hashlib.sha256(repr((str(model), sources, shapes)).encode()).hexdigest()[:16]
+
+
+def _source(kind: type) -> str:
     try:
-        return inspect.getsource(thing)  # type: ignore[arg-type]
-    except (OSError, TypeError):
-        return getattr(thing, "__qualname__", type(thing).__qualname__)
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # made at run time, or written in C
+        return kind.__qualname__
+
+
+def _user_source(name: str) -> str:
+    """A digest of the user's file that a workload's name refers to; empty where there is none."""
+    head = name.split(",", 1)[0]
+    before, colon, _ = head.rpartition(".py:")
+    path = Path(f"{before}.py") if colon else Path(head.removeprefix("hf:"))
+    if not colon and not path.is_file():
+        module = head.split(":", 1)[0]
+        found = None
+        if ":" in head and all(part.isidentifier() for part in module.split(".")):
+            try:
+                found = importlib.util.find_spec(module)
+            except (ImportError, ValueError):
+                found = None
+        if found is None or found.origin is None:
+            return ""
+        path = Path(found.origin)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+@cache
+def _own_code() -> str:
+    """A digest of our own source that a profile depends on."""
+    root = Path(trainplan.__file__).parent
+    digest = hashlib.sha256()
+    for room in ("profile", "workload"):
+        for path in sorted((root / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

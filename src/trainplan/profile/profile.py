@@ -43,6 +43,7 @@ class Block:
     saved_bytes: Floats
     forward_workspace_bytes: Floats
     backward_workspace_bytes: Floats
+    update_workspace_bytes: float = 0.0  # extra bytes alive at the worst moment of the optimizer step
     buffer_bytes: int = 0
     random: bool = False  # draws random numbers in forward (dropout): is seeded before it runs
     # Backward in two parts, where it was asked for: gradient of the input, gradient of the weights.

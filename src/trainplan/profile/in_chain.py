@@ -1,0 +1,191 @@
+"""Measuring a model that fits the device: the whole chain forward, then the whole chain back, as training does.
+
+The clock is read at the border of every block. So a block meets the caches as it does in training, emptied by the
+blocks before it, and not as it would in a tight loop by itself. Sizes take turns, and the reference kernel runs before
+the forward pass, between the passes and after the backward pass.
+
+Beside it whole steps are timed, which run all blocks as one piece: `gap.sum_gap` tells how far the blocks' sum is from
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from trainplan.profile.capture.stage import Stage
+from trainplan.profile.memory import Saved, watch
+from trainplan.profile.subject import BlockBytes, Subject, drop_gradients, trainable
+from trainplan.profile.timing import Spent
+from trainplan.profile.update import resting, state_bytes
+from trainplan.profile.walk import Walk
+
+
+class InChain:
+    """The measurements of one model, all of whose blocks are on the device."""
+
+    def __init__(self, subject: Subject, stage: Stage) -> None:
+        self.subject, self.stage = subject, stage
+        self.optimizer = resting(subject.workload, trainable(stage))
+        self.cost_s: dict[int, float] = {}  # size → seconds of one round, roughly
+
+    # -- bytes ----------------------------------------------------------------------------------------------------
+
+    def survey(self, size: int) -> None:
+        """Count the bytes of every block. These passes also warm up what the timings need warm."""
+        self._count_saved(size)
+        started = self.subject.clock.elapsed()
+        self._watch_blocks(size)
+        # A round walks the chain and takes a whole step.
+        self.cost_s[size] = 2 * (self.subject.clock.elapsed() - started)
+        self._watch_step(size)
+
+    def _count_saved(self, size: int) -> None:
+        subject, walk = self.subject, self.subject.walk(size)
+        saved = Saved(subject.apart(self.stage, size))
+        for index in subject.blocks:
+            with saved.block(index, lambda i=index: walk.graphs[i].made):  # type: ignore[misc]
+                walk.forward(self.stage, index)
+            walk.leave(index)
+            subject.bytes[size, index] = BlockBytes(saved=saved.inside[index])
+        subject.saved_by = {name: tuple(sorted(blocks)) for name, blocks in saved.by.items()}
+        for index in reversed(subject.blocks):
+            walk.backward(index)
+
+    def _watch_blocks(self, size: int) -> None:
+        """Workspace. The gradients of the weights are there from the pass before, so they are added to, which needs
+        most: with the gradients there already, a new one needs memory of its own until it has been added."""
+        subject, walk = self.subject, self.subject.walk(size)
+        with watch(subject.device) as seen:
+            for index in subject.blocks:
+                with seen.part(f"forward {index}"):
+                    walk.forward(self.stage, index)
+                walk.leave(index)
+            for index in reversed(subject.blocks):
+                with seen.part(f"backward {index}"):
+                    walk.backward(index)
+        drop_gradients(self.stage)
+        for index in subject.blocks:
+            there, back = seen.levels[f"forward {index}"], seen.levels[f"backward {index}"]
+            found = subject.bytes[size, index]
+            found.forward_workspace = there.peak - max(there.end, there.start)
+            found.backward_workspace = max(0, back.peak - back.start - subject.read_bytes(index, size))
+
+    def _watch_step(self, size: int) -> None:
+        """The peak of a whole step, with what is there before and after it."""
+        subject = self.subject
+        self._step(size, lambda what, work: work())  # makes the optimizer's state
+        with watch(subject.device) as seen:
+
+            def watched(what: str, work: Callable[[], object]) -> None:
+                with seen.part(what):
+                    work()
+
+            self._step(size, watched)
+        lasting = _bytes(subject.apart(self.stage, size))
+        subject.state_bytes = state_bytes(self.optimizer)
+        subject.optimizer = type(self.optimizer).__name__.lower()
+        update = seen.levels["update"]
+        subject.update_workspace[None] = update.peak - update.start
+        most = max(level.peak for level in seen.levels.values()) - seen.levels["forward"].start
+        subject.peak_bytes[size] = lasting + subject.state_bytes + most
+
+    # -- seconds --------------------------------------------------------------------------------------------------
+
+    def round(self, size: int) -> None:
+        """Time every block once, and one whole step."""
+        subject, walk = self.subject, self.subject.walk(size)
+        note, reference = subject.readings.note, subject.reference.core_seconds
+        before = reference()
+        there = [self._forward(walk, size, index) for index in subject.blocks]
+        between = reference()
+        back = [self._backward(walk, size, index) for index in reversed(subject.blocks)][::-1]
+        after = reference()
+        for index in subject.blocks:
+            note(("forward", size, index), there[index], (before + between) / 2)
+            note(("backward", size, index), back[index], (between + after) / 2)
+        drop_gradients(self.stage)
+        spent: dict[str, Spent] = {}
+        self._step(size, lambda what, work: spent.update({what: Spent(subject.clock.whole(work), 0.0)}))
+        beside = (after + reference()) / 2
+        for what, seconds in spent.items():
+            note((f"whole {what}", size), seconds, beside)
+
+    def _forward(self, walk: Walk, size: int, index: int) -> Spent:
+        spent = self.subject.clock.time(("forward", size, index), lambda: walk.forward(self.stage, index))
+        walk.leave(index)
+        return spent
+
+    def _backward(self, walk: Walk, size: int, index: int) -> Spent:
+        return self.subject.clock.time(("backward", size, index), lambda: walk.backward(index))
+
+    def _step(self, size: int, timed: Callable[[str, Callable[[], object]], object]) -> None:
+        """One step of training on one device, as the engine takes it."""
+        batch, loss = self.subject.batch(size), self.subject.workload.loss
+        found: list[Tensor] = []
+
+        def forward() -> None:
+            _, output = self.stage({}, batch)
+            found.append(loss.function(output, batch.targets))
+
+        def backward() -> None:
+            torch.autograd.backward([found.pop()])
+
+        timed("forward", forward)
+        timed("backward", backward)
+        timed("update", self.optimizer.step)
+        drop_gradients(self.stage)
+
+    def accumulate(self, size: int) -> None:
+        """Time the backward pass of the chain without gradients and with them, one right after the other."""
+        subject = self.subject
+        passes: list[float] = []
+        before = subject.reference.core_seconds()
+        for _ in range(2):
+            walk = subject.walk(size)
+            for index in subject.blocks:
+                self._forward(walk, size, index)
+            passes.append(sum(self._backward(walk, size, index).run_s for index in reversed(subject.blocks)))
+        reference = (before + subject.reference.core_seconds()) / 2
+        subject.added.setdefault(None, []).append((passes[1] - passes[0]) / reference)
+        drop_gradients(self.stage)
+
+    def arrivals(self, size: int) -> None:
+        """Note when within the backward pass of its block each parameter's gradient arrives."""
+        subject, walk = self.subject, self.subject.walk(size)
+        for index in subject.blocks:
+            self._forward(walk, size, index)
+        for index in reversed(subject.blocks):
+            note_arrivals(subject, self.stage, index, size, lambda i=index: walk.backward(i))  # type: ignore[misc]
+        drop_gradients(self.stage)
+
+
+def note_arrivals(subject: Subject, stage: Stage, index: int, size: int, backward: Callable[[], None]) -> None:
+    """Run the backward pass of a block, and note for the parameters that it is the first to use when they are ready."""
+    names = {use.name for use in subject.captured.parameters if use.blocks[0] == index}
+    moments: dict[str, Callable[[], float]] = {}
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: moments.update({name: subject.clock.now()}))
+        for name, parameter in stage.named_parameters()
+        if name in names and parameter.requires_grad
+    ]
+    edges: list[Callable[[], float]] = []
+
+    def run() -> None:
+        edges.append(subject.clock.now())
+        backward()
+        edges.append(subject.clock.now())
+
+    subject.clock.time(("backward", size, index), run)
+    for handle in handles:
+        handle.remove()
+    start, end = edges[0](), edges[1]()
+    for name, moment in moments.items():
+        share = (moment() - start) / (end - start) if end > start else 1.0
+        subject.ready.setdefault(name, []).append(min(max(share, 0.0), 1.0))
+
+
+def _bytes(found: list[Tensor]) -> int:
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}.values())

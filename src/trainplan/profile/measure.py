@@ -1,0 +1,320 @@
+"""A measured profile: every block timed and weighed on the device that is here.
+
+    capture and verify ─ trace (FLOPs, does it fit?) ─┬─ fits: the chain, block by block, and whole steps (in_chain)
+                                                      └─ does not: each block alone (one_by_one)
+
+All timings are ratios to a reference kernel that runs beside them (`reference`), because machines drift.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from trainplan.errors import InputError, ModelError
+from trainplan.profile import machine
+from trainplan.profile.capture.captured import Captured, capture
+from trainplan.profile.capture.materialise import Skeleton
+from trainplan.profile.capture.tensors import values_of
+from trainplan.profile.capture.verify import verify as hold_against_eager
+from trainplan.profile.in_chain import InChain
+from trainplan.profile.one_by_one import measure_one_by_one
+from trainplan.profile.profile import Parameter, Profile, Provenance, WholeStep
+from trainplan.profile.structure import structure
+from trainplan.profile.subject import Subject
+from trainplan.profile.trace import Trace, trace
+from trainplan.profile.update import time_updates
+from trainplan.units import gib
+from trainplan.workload.workload import Workload
+
+SECONDS = 20.0  # of timing, roughly; capturing and the first runs come on top
+LEAST_REPEATS, MOST_REPEATS = 3, 15
+LARGEST_SHARE = 0.5  # of the seconds may go to the largest size; a size that would need more is not measured
+MEMORY_SHARE = 0.8  # of the free memory may be used
+SPARE = 1.3  # what a step needs, over the sum of what is known before it has run
+PROBE_S = 0.25  # accumulation and arrival of gradients are measured at the largest sizes with shorter steps
+
+Progress = Callable[[str, float], None]
+
+
+def measure(
+    workload: Workload,
+    *,
+    device: str | torch.device = "cpu",
+    samples: Sequence[int] | None = None,
+    compile: bool | Mapping[str, Any] = False,
+    repeats: int | None = None,
+    seconds: float = SECONDS,
+    memory: int | None = None,
+    progress: Progress | None = None,
+    verify: bool = True,
+) -> Profile:
+    """Measure a workload on a device of this machine.
+
+    `samples` are the micro-batch sizes; by default powers of two up to the batch, as far as `seconds` and memory allow.
+    Every size is timed `repeats` times; by default as often as `seconds` allow. `compile` runs blocks through
+    torch.compile (a mapping: with these options). `memory` is the number of bytes that may be used; by default most of
+    what is free. `verify` holds the captured model against eager on one batch first. `progress` is told what is being
+    done, and what share of it all is over.
+    """
+    here = machine.device_of(device)
+    say = progress or (lambda what, share: None)
+    sizes = _checked(samples, workload)
+    say("capturing the model", 0.0)
+    prepared = _prepare(workload, here, machine.free_bytes(here) * MEMORY_SHARE if memory is None else memory, verify)
+    options = dict(compile) if isinstance(compile, Mapping) else ({} if compile else None)
+    subject = Subject(prepared.captured, workload, here, options)
+    with machine.still(here), torch.enable_grad(), torch.random.fork_rng(_cuda(here)):
+        if prepared.fits(sizes[0] if samples else 1) and prepared.has_values:
+            measured, wholes = _in_chain(subject, prepared, sizes, samples is not None, repeats, seconds, say)
+        else:
+            measured, wholes = sizes if samples else sizes[:4], []
+            buffers = values_of(prepared.skeleton.model)
+            measure_one_by_one(subject, buffers, measured, repeats or LEAST_REPEATS, seconds, say)
+    say("done", 1.0)
+    return _assemble(subject, prepared, measured, wholes, verify and prepared.has_values)
+
+
+# -- before -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Prepared:
+    """A captured model, and what it would need."""
+
+    skeleton: Skeleton
+    model: torch.nn.Module | None  # None: it is too large to be built
+    captured: Captured
+    base: Profile  # structure without times
+    traces: tuple[Trace, Trace]  # for two sizes
+    limit: float  # bytes that may be used
+
+    @property
+    def has_values(self) -> bool:
+        return self.model is not None
+
+    def needed(self, size: int) -> float:
+        """Bytes of a training step with so many samples, roughly."""
+        small, large = self.traces
+        kept = [
+            sum(b.saved_bytes for b in t.blocks)
+            + sum(c.shape.bytes(t.samples) for c in self.captured.crossings if t.saved_by.get(c.name))
+            for t in self.traces
+        ]
+        slope = (kept[1] - kept[0]) / (large.samples - small.samples)
+        activations = max(0.0, kept[0] + slope * (size - small.samples)) + self.base.input_bytes_per_sample * size
+        weights = sum(p.bytes for p in self.base.parameters)
+        return SPARE * (activations + 4 * weights)  # gradients, and as much as Adam keeps
+
+    def fits(self, size: int) -> bool:
+        return self.needed(size) <= self.limit
+
+
+def _prepare(workload: Workload, device: torch.device, limit: float, verify: bool) -> _Prepared:
+    example = workload.inputs(2, 0)
+    skeleton = Skeleton(workload.build)
+    weights = sum(p.nbytes for p in skeleton.model.parameters())
+    model = None
+    if 2 * weights <= machine.free_bytes(torch.device("cpu")) * MEMORY_SHARE and 4 * weights <= limit:
+        with torch.random.fork_rng(_cuda(device)):
+            torch.manual_seed(0)
+            model = workload.build()
+    captured = capture(skeleton.model, example, workload.loss)
+    if verify and model is not None:
+        hold_against_eager(captured, model, example, workload.loss)
+    base = structure(captured, workload, example)
+    traces = (trace(captured, workload, 2), trace(captured, workload, 4))
+    return _Prepared(skeleton, model, captured, base, traces, limit)
+
+
+def _checked(samples: Sequence[int] | None, workload: Workload) -> list[int]:
+    if samples is None:
+        return [2**power for power in range(max(1, workload.batch).bit_length())]
+    sizes = sorted(set(samples))
+    if not sizes or sizes[0] < 1:
+        raise InputError(f"micro-batch sizes {list(samples)}", "each must be at least 1", "1,2,4,8")
+    return sizes
+
+
+def _cuda(device: torch.device) -> list[int]:
+    return [device.index] if device.type == "cuda" and device.index is not None else []
+
+
+# -- the chain --------------------------------------------------------------------------------------------------------
+
+
+def _in_chain(
+    subject: Subject,
+    prepared: _Prepared,
+    sizes: list[int],
+    given: bool,
+    repeats: int | None,
+    seconds: float,
+    say: Progress,
+) -> tuple[list[int], list[int]]:
+    """Survey sizes as far as they go, then time them in turns. Returns the sizes, and those with whole steps."""
+    assert prepared.model is not None  # asked before
+    chain = InChain(subject, subject.stage(0, len(subject.blocks), values_of(prepared.model)))
+    chosen: list[int] = []
+    for size in sizes:
+        if not prepared.fits(size):
+            if given:
+                raise InputError(
+                    f"profile with {size} samples",
+                    f"a step needs about {gib(prepared.needed(size))}, and {gib(prepared.limit)} may be used",
+                    f"at most {max((s for s in sizes if prepared.fits(s)), default=1)} samples",
+                )
+            break
+        say(f"first runs with {size} samples", 0.05 + 0.2 * len(chosen) / len(sizes))
+        try:
+            chain.survey(size)
+        except RuntimeError as error:
+            if size == 1 and not given and len(sizes) > 1:
+                continue  # a model may need two samples (statistics over the batch); then the sizes begin at 2
+            raise ModelError(
+                f"running {subject.workload.name} with {size} samples", f"{type(error).__name__}: {error}"
+            ) from error
+        chosen.append(size)
+        if not given and len(chosen) > 1 and 2 * chain.cost_s[size] * LEAST_REPEATS > LARGEST_SHARE * seconds:
+            break
+    _rounds(chain, chosen, repeats, seconds, say)
+    quick = [size for size in chosen if chain.cost_s[size] / 2 <= PROBE_S][-3:] or chosen[:1]
+    for turn in range(LEAST_REPEATS):
+        for size in quick:
+            say(f"gradients with {size} samples", 0.9 + 0.05 * turn / LEAST_REPEATS)
+            chain.accumulate(size)
+        chain.arrivals(quick[-1])
+    counted = subject.state_bytes
+    for index in subject.blocks:
+        say(f"optimizer of {subject.captured.blocks[index].name}", 0.95 + 0.05 * index / len(subject.blocks))
+        time_updates(subject, chain.stage, index)
+    subject.state_bytes = counted
+    return chosen, chosen
+
+
+def _rounds(chain: InChain, sizes: list[int], repeats: int | None, seconds: float, say: Progress) -> None:
+    """Sizes take turns until each has had its share of the seconds, but at least the least number of repeats."""
+    spent = dict.fromkeys(sizes, 0.0)
+    count = dict.fromkeys(sizes, 0)
+
+    def wants(size: int) -> bool:
+        if repeats is not None:
+            return count[size] < repeats
+        fair = spent[size] < seconds / len(sizes)
+        return count[size] < LEAST_REPEATS or (fair and count[size] < MOST_REPEATS)
+
+    while any(map(wants, sizes)):
+        for size in filter(wants, sizes):
+            shares = [min(1.0, count[s] / (repeats or LEAST_REPEATS)) for s in sizes]
+            say(f"{size} samples, repeat {count[size] + 1}", 0.25 + 0.65 * sum(shares) / len(shares))
+            started = chain.subject.clock.elapsed()
+            chain.round(size)
+            spent[size] += chain.subject.clock.elapsed() - started
+            count[size] += 1
+
+
+# -- after ------------------------------------------------------------------------------------------------------------
+
+
+def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: list[int], verified: bool) -> Profile:
+    readings, base, small = subject.readings, prepared.base, prepared.traces[0]
+    updates, workspace = _updates(subject, wholes), _update_workspace(subject)
+    added = _accumulation(subject, base)
+    blocks = []
+    for index, block in enumerate(base.blocks):
+        found = [subject.bytes[size, index] for size in sizes]
+        run, issue = updates[index]
+        blocks.append(
+            replace(
+                block,
+                flops=small.blocks[index].flops / small.samples,
+                forward_s=tuple(readings.run_s(("forward", size, index)) for size in sizes),
+                backward_s=tuple(readings.run_s(("backward", size, index)) for size in sizes),
+                forward_issue_s=tuple(readings.issue_s(("forward", size, index)) for size in sizes),
+                backward_issue_s=tuple(readings.issue_s(("backward", size, index)) for size in sizes),
+                accumulate_s=added[index],
+                update_s=run,
+                update_issue_s=issue,
+                update_workspace_bytes=workspace[index],
+                saved_bytes=tuple(float(b.saved) for b in found),
+                forward_workspace_bytes=tuple(float(b.forward_workspace) for b in found),
+                backward_workspace_bytes=tuple(float(b.backward_workspace) for b in found),
+            )
+        )
+    timed = [what for what in readings.ratios if isinstance(what, tuple) and what[0] in ("forward", "backward")]
+    counts = [readings.count(what) for what in timed]
+    trained = sum(p.count for p in base.parameters if p.trainable)
+    return replace(
+        base,
+        device=machine.name_of(subject.device),
+        kind="measured",
+        compiled=subject.compile_options is not None,
+        optimizer=subject.optimizer,
+        state_bytes_per_parameter=subject.state_bytes / trained if trained else 0.0,
+        samples=tuple(sizes),
+        blocks=tuple(blocks),
+        crossings=tuple(replace(c, saved_by=subject.saved_by.get(c.name, ())) for c in base.crossings),
+        parameters=tuple(_ready(subject, parameter) for parameter in base.parameters),
+        whole=tuple(_whole(subject, size) for size in wholes),
+        provenance=Provenance(
+            machine=machine.describe(subject.device),
+            made=machine.now(),
+            versions=machine.versions(),
+            threads=1 if subject.device.type == "cpu" else torch.get_num_threads(),
+            repeats=min(counts, default=0),
+            spread=statistics.median(readings.spread(what) for what in timed),
+            reference_s=readings.reference_s,
+            verified=verified,
+        ),
+    )
+
+
+def _whole(subject: Subject, size: int) -> WholeStep:
+    forward, backward, update = (
+        subject.readings.run_s((f"whole {what}", size)) for what in ("forward", "backward", "update")
+    )
+    return WholeStep(size, forward, backward, update, subject.peak_bytes[size])
+
+
+def _ready(subject: Subject, parameter: Parameter) -> Parameter:
+    shares = subject.ready.get(parameter.name)
+    return replace(parameter, ready=statistics.median(shares)) if shares else parameter
+
+
+def _updates(subject: Subject, wholes: list[int]) -> list[tuple[float, float]]:
+    """(run, issue) of the optimizer for each block. Steps for blocks alone pay the fixed costs of a step once each, so
+    where the step for all parameters was timed too, they are scaled to add up to it."""
+    readings = subject.readings
+    found = [
+        (readings.run_s(("update", i)), readings.issue_s(("update", i))) if readings.count(("update", i)) else (0, 0)
+        for i in subject.blocks
+    ]
+    total = sum(max(run, issue) for run, issue in found)
+    if not wholes or not total:
+        return [(float(run), float(issue)) for run, issue in found]
+    factor = statistics.median(readings.run_s(("whole update", size)) for size in wholes) / total
+    return [(run * factor, issue * factor) for run, issue in found]
+
+
+def _update_workspace(subject: Subject) -> list[float]:
+    """Extra bytes of the optimizer's step for each block, scaled to add up to those of the step for all parameters.
+
+    (An optimizer that goes from tensor to tensor needs no more for all of them than for the largest.)
+    """
+    found = [float(subject.update_workspace.get(index, 0)) for index in subject.blocks]
+    whole = subject.update_workspace.get(None, sum(found))
+    return [size * whole / sum(found) if sum(found) else 0.0 for size in found]
+
+
+def _accumulation(subject: Subject, base: Profile) -> list[float]:
+    """Seconds that adding to gradients costs each block: what it costs all of them, shared out by bytes.
+
+    The difference of two backward passes is small and noisy; a single block's would be lost in the noise.
+    """
+    total = max(0.0, sum(statistics.median(ratios) for ratios in subject.added.values())) * subject.readings.reference_s
+    bytes_of = [sum(p.bytes for p in base.parameters if p.trainable and p.blocks[0] == i) for i in subject.blocks]
+    return [total * size / max(1, sum(bytes_of)) for size in bytes_of]

@@ -1,0 +1,158 @@
+"""Operators as they would run: a dispatch mode that writes down each one with its FLOPs and the bytes it moves.
+
+Run under fake tensors, it also keeps the books of an allocator that never allocates: which storages are alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from trainplan.profile.memory import storage_bytes
+
+aten = torch.ops.aten
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
+_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
+# These neither compute nor move anything.
+_FREE = {aten.detach, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator: a kernel, or a few."""
+
+    name: str  # as torch calls it: convolution, addmm …
+    flops: float
+    read: int  # bytes
+    written: int
+    # Of a matrix product (rows, inner, columns); of a convolution (groups, stride, kernel height, kernel width).
+    shape: tuple[int, ...] = ()
+    share: float = 1.0  # of its FLOPs that a kernel really does; half in attention that looks back only
+
+
+class Recorder(TorchDispatchMode):
+    """Writes every operator that reads or writes memory into `ops`, and follows the bytes alive.
+
+    `gpu`: what a GPU does in one kernel (drawing a dropout mask and applying it) is written as one.
+    """
+
+    def __init__(self, gpu: bool) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self.ops: list[Op] = []
+        self._masks: dict[int, StorageWeakRef] = {}  # storages that dropout filled
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}  # storages that are followed
+        self._peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = function(*args, **kwargs)
+        if function.namespace != "aten":
+            return out
+        read, written = _storages((args, kwargs)), _storages(out)
+        self._follow(written.keys() - read.keys(), written)
+        if function.overloadpacket in _FREE or not (read or written):
+            return out
+        if written and written.keys() <= read.keys() and not function._schema.is_mutable:
+            return out  # a view
+        if function.overloadpacket is aten.bernoulli_:
+            self._masks.update({key: StorageWeakRef(t.untyped_storage()) for key, (t, _) in written.items()})
+        if self.gpu and written and written.keys() <= self._masks.keys():
+            return out  # part of the kernel that applies the mask
+        self.ops.append(_described(function, args, kwargs, out, _bytes(read), _bytes(written)))
+        return out
+
+    def bytes_of(self, tensor: Tensor) -> int:
+        """Bytes of a storage: a dropout mask is one byte an element on a GPU, and a number on a CPU."""
+        masked = self.gpu and tensor.untyped_storage()._cdata in self._masks
+        return tensor.numel() if masked else storage_bytes(tensor)
+
+    # -- bytes alive ----------------------------------------------------------------------------------------------
+
+    def start(self) -> dict[int, tuple[StorageWeakRef, int]]:
+        """Begin a new piece of work: returns the storages of the last one that are still alive."""
+        self._count()
+        before, self._alive, self._peak = self._alive, {}, 0
+        return before
+
+    def resume(self, storages: dict[int, tuple[StorageWeakRef, int]]) -> int:
+        """Begin a piece of work that may free some storages; returns the bytes alive now."""
+        self.start()
+        self._alive = dict(storages)
+        self._peak = self._count()
+        return self._peak
+
+    def stop(self) -> tuple[int, int]:
+        """(most bytes that were alive, bytes alive now) of what is followed."""
+        now = self._count()
+        return max(self._peak, now), now
+
+    def _follow(self, keys: Any, written: dict[int, tuple[Tensor, int]]) -> None:
+        for key in keys:
+            tensor = written[key][0]
+            self._alive[key] = (StorageWeakRef(tensor.untyped_storage()), self.bytes_of(tensor))
+        if keys:
+            self._peak = max(self._peak, self._count())
+
+    def _count(self) -> int:
+        for key in [key for key, (reference, _) in self._alive.items() if reference.expired()]:
+            del self._alive[key]
+        return sum(size for _, size in self._alive.values())
+
+
+def _storages(tree: Any) -> dict[int, tuple[Tensor, int]]:
+    """The tensors of a tree by storage, with the bytes that its views cover (never more than there are)."""
+    found: dict[int, tuple[Tensor, int]] = {}
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            storage = leaf.untyped_storage()
+            before = found[storage._cdata][1] if storage._cdata in found else 0
+            found[storage._cdata] = (leaf, min(before + leaf.nbytes, storage.nbytes()))
+    return found
+
+
+def _bytes(storages: dict[int, tuple[Tensor, int]]) -> int:
+    return sum(size for _, size in storages.values())
+
+
+def _described(function: Any, args: Any, kwargs: Any, out: Any, read: int, written: int) -> Op:
+    packet = function.overloadpacket
+    name = packet.__name__
+    if packet in (_ATTENTION, _ATTENTION_BACKWARD):
+        return _attention(packet, args, kwargs, read, written)
+    if packet in flop_registry:
+        flops = float(flop_registry[packet](*args, **kwargs, out_val=out))
+        return Op(name, flops, read, written, _shape(name, args))
+    return Op(name, 0.0, read, written)
+
+
+def _attention(packet: Any, args: Any, kwargs: Any, read: int, written: int) -> Op:
+    """Two products of (queries × keys × width) forward; backward five, one of them the scores again."""
+    backward = packet is _ATTENTION_BACKWARD
+    query, key = args[1:3] if backward else args[:2]
+    *batch, queries, width = query.shape
+    product = 2.0 * torch.Size(batch).numel() * queries * key.shape[-2] * width
+    place = 7 if backward else 4
+    causal = kwargs.get("is_causal", args[place] if len(args) > place else False)
+    return Op("attention", product * (5 if backward else 2), read, written, share=0.5 if causal else 1.0)
+
+
+def _shape(name: str, args: Any) -> tuple[int, ...]:
+    if name in ("mm", "bmm"):
+        first, second = args[:2]
+    elif name in ("addmm", "baddbmm"):
+        first, second = args[1:3]
+    elif name == "convolution":
+        return (int(args[8]), max(args[3]), *args[1].shape[2:])
+    elif name == "convolution_backward":
+        return (int(args[9]), max(args[4]), *args[2].shape[2:])
+    else:
+        return ()
+    return (first.shape[-2], first.shape[-1], second.shape[-1])

@@ -1,0 +1,143 @@
+"""How long an operator should take on a device that is not here: a roofline with plain efficiencies.
+
+An operator takes as long as its arithmetic or its memory traffic, whichever is longer, at the share of the device's
+peak that such operators reach; plus what every kernel costs. Nothing is fitted to the model at hand. Each constant
+says where it is from; those marked *assumed* are round numbers that wait for a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trainplan.cluster.cluster import Device
+from trainplan.errors import InputError
+from trainplan.profile.operators import Op
+
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"}
+CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
+# Operators that go over their input twice: once for its statistics, once to use them.
+READ_TWICE = {"native_batch_norm", "native_batch_norm_backward", "_log_softmax", "_softmax"}
+
+# Share of the peak.
+PRODUCT = 0.85  # large products on an A100 in bf16: 0.83 to 0.87 (fitted to vTrain's public single-node rows)
+CONVOLUTION = 0.68  # ResNets in fp32 on a Titan RTX (cgnorthcutt/cnn-gpu-benchmarks@eb762d8)
+WINOGRAD = 0.92  # 3 × 3 at stride 1 in fp32 needs fewer products: VGGs there (ryujaehun/pytorch-gpu-benchmark@3f47a9e)
+CONVOLUTION_TENSOR_CORES = 0.40  # assumed: layers are small and channels come first, so far less of a larger peak
+ATTENTION = 0.50  # flash attention, forward and backward (MPT on A100 and H100: mosaicml/llm-foundry's table)
+STREAM = 0.75  # of the memory's rate, A100 (vTrain, as above); 0.82 on a Titan RTX
+DEPTHWISE_STREAM = 0.25  # assumed: MobileNet takes about twice what its bytes would
+MISALIGNED = 0.38  # a product on tensor cores with a dimension that is not a multiple of 8 (vTrain: logits of 50,257)
+
+# Seconds.
+KERNEL_S = 3e-6  # from one kernel to the next on the device (vTrain, as above)
+ISSUE_S = 10e-6  # of the host for an eager operator, with the views around it (0.65 ms for 69 on a current server)
+FOREACH_TENSOR_S = 1.5e-6  # of the host for each tensor that a fused update goes over (assumed)
+CPU_OP_S = 5e-6  # of a CPU worker for calling an operator at all (assumed)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Rates of a device for one precision."""
+
+    device: Device
+    precision: str
+    products: float  # FLOP/s at peak
+    convolutions: float
+    tensor_products: bool  # on tensor cores
+    tensor_convolutions: bool
+
+    @property
+    def convolution(self) -> float:
+        """Share of the peak that convolutions reach."""
+        return CONVOLUTION_TENSOR_CORES if self.tensor_convolutions else CONVOLUTION
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.device.name == "cpu"
+
+
+def speed_of(device: Device, precision: str) -> Speed:
+    """The rates that apply: torch runs fp32 convolutions in tf32 where a device has it, products only if told to.
+
+    >>> from trainplan.cluster.catalogue import device
+    >>> speed_of(device("A100-80"), "fp32").convolutions > speed_of(device("A100-80"), "fp32").products
+    True
+    """
+    if precision not in ("fp32", "tf32"):
+        raise InputError(f"an estimate in {precision}", "only fp32 and tf32 are estimated so far", "fp32")
+    if precision not in device.flops:
+        have = ", ".join(p for p in device.flops if p in ("fp32", "tf32"))
+        raise InputError(f"an estimate in {precision} for {device.name}", f"the device has {have}", have)
+    plain, fast = device.flops["fp32"], device.flops.get("tf32", 0.0)
+    cores = fast > plain
+    return Speed(
+        device=device,
+        precision=precision,
+        products=device.flops[precision],
+        convolutions=max(plain, fast),
+        tensor_products=cores and precision == "tf32",
+        tensor_convolutions=cores,
+    )
+
+
+def run_seconds(op: Op, speed: Speed) -> float:
+    """Seconds of one operator on the device.
+
+    >>> from trainplan.cluster.cluster import Device
+    >>> toy = Device("toy", 2**30, {"fp32": 1e12}, 1e12)
+    >>> square = Op("mm", 2 * 1024**3, 8 * 1024**2, 4 * 1024**2, (1024, 1024, 1024))
+    >>> round(run_seconds(square, speed_of(toy, "fp32")) * 1e3, 3)  # 2.147 GFLOP at 0.85 TFLOP/s
+    2.529
+    """
+    arithmetic = 0.0
+    stream = STREAM
+    if op.name in CONVOLUTIONS:
+        groups, stride, *kernel = op.shape or (1, 1)
+        share = WINOGRAD if (stride, kernel) == (1, [3, 3]) and not speed.tensor_convolutions else speed.convolution
+        arithmetic = op.flops / (speed.convolutions * share)
+        if groups > 1:
+            stream = DEPTHWISE_STREAM
+    elif op.name == "attention":
+        arithmetic = op.flops * op.share / (speed.products * ATTENTION)
+    elif op.flops:
+        slowed = speed.tensor_products and any(size % 8 for size in op.shape)
+        arithmetic = op.flops / (speed.products * PRODUCT * (MISALIGNED if slowed else 1.0))
+    moved = op.read * (2 if op.name in READ_TWICE else 1) + op.written
+    traffic = moved / (speed.device.memory_rate * stream)
+    return max(arithmetic, traffic) + (CPU_OP_S if speed.is_cpu else KERNEL_S)
+
+
+def issue_seconds(ops: Sequence[Op], speed: Speed) -> float:
+    """Seconds of the host that issues these operators; on a CPU the host is the device."""
+    return 0.0 if speed.is_cpu else len(ops) * ISSUE_S
+
+
+def update_seconds(ops: Sequence[Op], tensors: int, speed: Speed) -> tuple[float, float]:
+    """(run, issue) of an optimizer's step: a GPU goes over all tensors with one kernel for each kind of operator."""
+    if not ops:
+        return 0.0, 0.0
+    traffic = sum(op.read + op.written for op in ops) / (speed.device.memory_rate * STREAM)
+    if speed.is_cpu:
+        return traffic + len(ops) * CPU_OP_S, 0.0
+    kinds = len(ops) / max(1, tensors)  # operators for each tensor
+    return traffic + kinds * KERNEL_S, kinds * (ISSUE_S + tensors * FOREACH_TENSOR_S)
+
+
+def between(small: Op, large: Op, position: float) -> Op:
+    """The operator for another number of samples: everything about it is a straight line in the samples.
+
+    >>> between(Op("mm", 10.0, 4, 2, (2, 8, 8)), Op("mm", 20.0, 6, 4, (4, 8, 8)), 2.0)
+    Op(name='mm', flops=30.0, read=8, written=6, shape=(6, 8, 8), share=1.0)
+    """
+
+    def line(a: float, b: float) -> float:
+        return a + (b - a) * position
+
+    return replace(
+        small,
+        flops=line(small.flops, large.flops),
+        read=round(line(small.read, large.read)),
+        written=round(line(small.written, large.written)),
+        shape=tuple(round(line(a, b)) for a, b in zip(small.shape, large.shape, strict=True)),
+    )

@@ -1,0 +1,162 @@
+"""Clocks, and what to make of many noisy readings.
+
+A piece of work has two times: *run*, on the device, and *issue*, of the host that calls. On a CPU the host is the
+device: the work takes what the call takes, and issuing takes nothing beside. The seconds there are those that the
+thread has had a core, so that other processes on the machine do not count; alone on its core they are the same.
+
+On a GPU the host only queues kernels. If the device is faster than the host, it idles between kernels, and the time
+between two events is the host's, not the device's. So the device is first given something else to do (a kernel that
+only waits), long enough for the host to queue everything; what the events then show is the device alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import torch
+
+MOST_HEAD_START_S = 0.05  # the device waits no longer than this; longer work keeps it busy anyhow
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a piece of work."""
+
+    run_s: float
+    issue_s: float
+
+
+class HostClock:
+    """Times work that the calling thread does itself."""
+
+    def elapsed(self) -> float:
+        """Seconds since some moment, for budgets."""
+        return time.thread_time()
+
+    def time(self, what: Hashable, work: Callable[[], object]) -> Spent:
+        start = time.thread_time()
+        work()
+        return Spent(time.thread_time() - start, 0.0)
+
+    def whole(self, work: Callable[[], object]) -> float:
+        """Seconds from an idle device to an idle device: what a user would see."""
+        return self.time("", work).run_s
+
+    def now(self) -> Callable[[], float]:
+        """A moment; called later, it gives its seconds on some axis."""
+        moment = time.thread_time()
+        return lambda: moment
+
+
+class DeviceClock:
+    """Times work that the calling thread issues to a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._issued: dict[Hashable, float] = {}  # seconds that issuing this took last time
+        self._zero = self._event()
+        self._cycles_per_s = 1e9
+        for cycles in (10**6, 10**7):  # the first call also loads the kernel
+            begin = self._event()
+            torch.cuda._sleep(cycles)
+            end = self._event()
+            end.synchronize()
+            self._cycles_per_s = cycles / (begin.elapsed_time(end) / 1e3)
+
+    def elapsed(self) -> float:
+        """Seconds since some moment, for budgets."""
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def time(self, what: Hashable, work: Callable[[], object]) -> Spent:
+        """Seconds of `work`, which goes by the name `what`: the second time it is known how long issuing takes."""
+        torch.cuda.synchronize(self.device)
+        head_start = self._issued.get(what)
+        if head_start is not None:
+            seconds = min(1.5 * head_start + 1e-4, MOST_HEAD_START_S)
+            torch.cuda._sleep(int(seconds * self._cycles_per_s))
+        begin = self._event()
+        start = time.perf_counter()
+        work()
+        issued = time.perf_counter() - start
+        end = self._event()
+        end.synchronize()
+        self._issued[what] = issued
+        return Spent(begin.elapsed_time(end) / 1e3, issued)
+
+    def whole(self, work: Callable[[], object]) -> float:
+        """Seconds from an idle device to an idle device: what a user would see."""
+        torch.cuda.synchronize(self.device)
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter() - start
+
+    def now(self) -> Callable[[], float]:
+        event = self._event()
+        return lambda: self._zero.elapsed_time(event) / 1e3
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        with torch.cuda.device(self.device):
+            event.record()
+        return event
+
+
+Clock = HostClock | DeviceClock
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock for work on a device."""
+    return DeviceClock(device) if device.type == "cuda" else HostClock()
+
+
+@dataclass
+class Readings:
+    """Timings of many things, each taken beside the reference kernel.
+
+    What a thing takes is the median of its ratios to the reference, times the median of the reference: a machine that
+    runs at half speed for a while slows both down, and the ratio stays.
+
+    >>> readings = Readings()
+    >>> for seconds, reference in ((1.0, 0.1), (2.1, 0.2), (1.0, 0.1)):
+    ...     readings.note("step", Spent(seconds, 0.0), reference)
+    >>> readings.run_s("step")
+    1.0
+    """
+
+    ratios: dict[Hashable, list[float]] = field(default_factory=dict)
+    issues: dict[Hashable, list[float]] = field(default_factory=dict)
+    references: list[float] = field(default_factory=list)
+
+    def note(self, what: Hashable, spent: Spent, reference_s: float) -> None:
+        """A timing, and the reference's seconds around it."""
+        self.ratios.setdefault(what, []).append(spent.run_s / reference_s)
+        self.issues.setdefault(what, []).append(spent.issue_s)
+        self.references.append(reference_s)
+
+    @property
+    def reference_s(self) -> float:
+        return statistics.median(self.references) if self.references else 0.0
+
+    def run_s(self, what: Hashable) -> float:
+        return statistics.median(self.ratios[what]) * self.reference_s
+
+    def issue_s(self, what: Hashable) -> float:
+        # The reference runs on the device, so it says nothing about the host's speed.
+        return statistics.median(self.issues[what])
+
+    def count(self, what: Hashable) -> int:
+        return len(self.ratios.get(what, ()))
+
+    def spread(self, what: Hashable) -> float:
+        """Interquartile range of the ratios over their median; 0 for fewer than three."""
+        ratios = self.ratios.get(what, [])
+        middle = statistics.median(ratios) if ratios else 0.0
+        if len(ratios) < 3 or middle <= 0:
+            return 0.0
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return (high - low) / middle

@@ -1,0 +1,178 @@
+"""What a model would do, without doing it: its operators run on fake tensors, which have shapes and no memory.
+
+The chain is walked forward and back, so autograd itself says which operators the backward pass consists of and what is
+saved for it. Nothing is computed and no weights are in memory: a model of billions of parameters takes seconds.
+
+Fake tensors pretend to be on the CPU, because on a machine without a GPU fake GPU tensors do not carry autograd. Where
+a GPU would run something else, `gpu=True` tells it:
+
+* dropout inside attention: a GPU's fused kernel has it, a CPU's has not and writes all scores to memory; the attention
+  is traced without it;
+* dropout elsewhere is one kernel instead of three, and keeps its mask as one byte an element instead of as a number.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from trainplan.profile.capture.captured import Captured
+from trainplan.profile.capture.stage import Stage
+from trainplan.profile.memory import Saved
+from trainplan.profile.operators import Op, Recorder
+from trainplan.profile.update import state_bytes
+from trainplan.profile.walk import Walk
+from trainplan.workload.batch import each_tensor, tensors
+from trainplan.workload.workload import Workload
+
+aten = torch.ops.aten
+
+
+@dataclass
+class BlockTrace:
+    """The operators of a block, and its bytes."""
+
+    forward: list[Op] = field(default_factory=list)
+    backward: list[Op] = field(default_factory=list)
+    saved_bytes: int = 0
+    forward_workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    arrivals: dict[str, int] = field(default_factory=dict)  # parameter → operators of backward before its gradient
+
+    @property
+    def flops(self) -> float:
+        """Of the forward pass."""
+        return sum(op.flops for op in self.forward)
+
+
+@dataclass
+class Trace:
+    """The operators of a model for one micro-batch size."""
+
+    samples: int
+    blocks: list[BlockTrace]
+    saved_by: dict[str, tuple[int, ...]]  # crossing → blocks whose backward needs it
+
+
+def trace(captured: Captured, workload: Workload, samples: int, gpu: bool = False) -> Trace:
+    """Walk the chain on fake tensors with a micro-batch of so many samples."""
+    blocks = [BlockTrace() for _ in captured.blocks]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
+        stage = _fake_stage(captured)
+        batch = each_tensor(workload.inputs(samples, 0), mode.from_tensor)
+        recorder = Recorder(gpu)
+        saved = Saved([*stage.parameters(), *stage.buffers(), *tensors(batch).values()], recorder.bytes_of)
+        walk = Walk(captured, batch, workload.loss)
+        with _GpuAttention() if gpu else nullcontext(), recorder:
+            kept = []  # for each block, what its forward pass left alive
+            for index, block in enumerate(blocks):
+                recorder.start()
+                recorder.ops = block.forward
+                with saved.block(index, lambda i=index: walk.graphs[i].made):  # type: ignore[misc]
+                    walk.forward(stage, index)
+                peak, end = recorder.stop()
+                block.forward_workspace_bytes = peak - end
+                kept.append(recorder.start())
+                walk.leave(index)
+            for index in reversed(range(len(blocks))):
+                _back(walk, stage, index, recorder, blocks[index], kept.pop())
+    for index, block in enumerate(blocks):
+        block.saved_bytes = saved.inside[index]
+    return Trace(samples, blocks, {name: tuple(sorted(users)) for name, users in saved.by.items()})
+
+
+def _back(walk: Walk, stage: Stage, index: int, recorder: Recorder, block: BlockTrace, kept: dict[int, Any]) -> None:
+    """The backward pass of a block: its operators, when gradients arrive, and its workspace."""
+    recorder.ops = block.backward
+    captured = walk.captured
+    own = {name: stage.get_parameter(name) for name in captured.blocks[index].holds if _trained(captured, name)}
+    there = {name for name, parameter in own.items() if parameter.grad is not None}
+    handles = [
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: block.arrivals.update({name: len(block.backward)})
+        )
+        for name, parameter in own.items()
+    ]
+    start = recorder.resume(kept)
+    walk.backward(index)
+    peak, _ = recorder.stop()
+    for handle in handles:
+        handle.remove()
+    reads = captured.blocks[index].reads
+    flowing = sum(c.shape.bytes(walk.batch.samples) for c in captured.crossings if c.name in reads and c.needs_grad)
+    made = [p.nbytes for name, p in own.items() if p.grad is not None and name not in there]
+    # Where gradients are added to, a new one has memory of its own for a moment.
+    largest = max((p.nbytes for p in own.values() if p.grad is not None), default=0)
+    block.backward_workspace_bytes = max(0, peak - start - flowing - sum(made)) + largest
+
+
+def _trained(captured: Captured, name: str) -> bool:
+    item = captured.exported.held[name]
+    return item.kind == "parameter" and item.trainable
+
+
+def _fake_stage(captured: Captured) -> Stage:
+    """All blocks with fake tensors for values; to be called under a FakeTensorMode."""
+    values: dict[str, Tensor] = {}
+    for name, item in captured.exported.held.items():
+        value = torch.empty(item.shape, dtype=item.dtype)
+        values[name] = nn.Parameter(value, item.trainable) if item.kind == "parameter" else value
+    return captured.stage(0, len(captured.blocks)).bind(values, "cpu")
+
+
+# -- the optimizer ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class UpdateTrace:
+    """The optimizer's step: operators for each block's parameters, and the state that it keeps."""
+
+    blocks: list[list[Op]]
+    tensors: list[int]  # parameters of each block
+    state_bytes: int
+    optimizer: str
+
+
+def trace_update(captured: Captured, workload: Workload, gpu: bool = False) -> UpdateTrace:
+    """A step of the workload's optimizer on fake parameters."""
+    found = UpdateTrace([], [], 0, "")
+    with FakeTensorMode(), torch.no_grad():
+        for index in range(len(captured.blocks)):
+            parameters = [
+                nn.Parameter(torch.empty(use.held.shape, dtype=use.held.dtype))
+                for use in captured.parameters
+                if use.blocks[0] == index and use.held.trainable
+            ]
+            recorder = Recorder(gpu)
+            found.tensors.append(len(parameters))
+            found.blocks.append(recorder.ops)
+            if not parameters:
+                continue
+            for parameter in parameters:
+                parameter.grad = torch.empty_like(parameter)
+            optimizer = workload.optimizer(parameters)
+            optimizer.step()  # the first step makes the state
+            with recorder:
+                optimizer.step()
+            found.state_bytes += state_bytes(optimizer)
+            found.optimizer = type(optimizer).__name__.lower()
+    return found
+
+
+class _GpuAttention(TorchFunctionMode):
+    """Attention without its dropout, which a GPU's kernel does on the way."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if function in (aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default):
+            args = list(args)
+            if len(args) > 4:
+                args[4] = 0.0
+            kwargs.pop("dropout_p", None)
+        return function(*args, **kwargs)
