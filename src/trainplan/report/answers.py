@@ -188,9 +188,9 @@ class Recommended:
     def __str__(self) -> str:
         r = self.recommendation
         lines = [model_line(r.profile, r.batch), cluster_lines(r.cluster)]
+        pruned = f"{r.pruned:,} not, as they cannot be among the best"
         lines.append(
-            f"search   {r.considered:,} plans considered, {r.simulated:,} simulated (the others cannot be among the "
-            f"best), {seconds(r.seconds)}"
+            f"search   {r.considered:,} plans considered, {r.simulated:,} simulated, {pruned}; {seconds(r.seconds)}"
         )
         lines += ["", self._plans() if r.ranked else "nothing fits"]
         if r.ranked:

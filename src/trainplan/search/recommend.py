@@ -74,6 +74,10 @@ class Recommendation:
     cluster: Cluster = field(repr=False)
 
     @property
+    def pruned(self) -> int:
+        return self.considered - self.simulated
+
+    @property
     def best(self) -> Prediction:
         """The winner."""
         if not self.ranked:
@@ -92,7 +96,7 @@ class Recommendation:
             "note": self.note,
             "considered": self.considered,
             "simulated": self.simulated,
-            "pruned": self.considered - self.simulated,
+            "pruned": self.pruned,
             "seconds": self.seconds,
         }
 
@@ -127,7 +131,7 @@ def recommend(
         single=search.single,
         note=one_device(search.single, ranked[0], runner_up) if ranked else "nothing fits",
         considered=search.considered,
-        simulated=len(search.known),
+        simulated=search.simulated,
         seconds=time.perf_counter() - started,
         batch=batch,
         profile=profile,
@@ -163,6 +167,7 @@ class _Search:
                 continue
             self.predict(sketch)
             progress(f"{len(self.known)} plans simulated", count / len(order))
+        self.simulated = len(self.known)
 
     def predict(self, sketch: Plan, batch: int | None = None) -> Prediction:
         batch = batch or self.batch
