@@ -44,7 +44,7 @@ def profiles(draw, most_blocks: int = 7, uneven: bool = True, simple: bool = Fal
     same = Block("b", 1.0, (1.0, 1.0), (2.0, 2.0), 0.0, 0.0, (0.0, 0.0), (0.0, 0.0), 0.0, *[(0.0, 0.0)] * 3)
     rows = [same] * blocks if not uneven else [
         Block(
-            f"b{i}", float(number(0, 9)), curve(0, 5), curve(0, 9), float(number(0, 2)), float(number(0, 3)),
+            f"b{i}", float(number(0, 9)), curve(1, 5), curve(1, 9), float(number(0, 2)), float(number(0, 3)),
             (0.0, 0.0), (0.0, 0.0), 0.0, curve(0, 99), curve(0, 20), curve(0, 20), number(0, 5),
         )
         for i in count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,9 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     free[talk] = 0.0
     unhindered = step_seconds(play(program, free, np.where(talk, 0.0, issue), None, wiring))
     found = peaks(played)
-    place = [cluster.device(_cluster_rank(plan, peak.rank, fold)) for peak in found]
+    if fold:  # to the user a rank is one of the cluster, also where only the first replica was played
+        found = [replace(peak, rank=plan.rank(0, peak.rank)) for peak in found]
+    place = [cluster.device(peak.rank) for peak in found]
     limits = [int(device.memory_bytes * (1 - MEMORY_MARGIN)) for device in place]
     used = [peak.bytes + device.context_bytes for peak, device in zip(found, place, strict=True)]
     worst = int(np.argmax([u / limit for u, limit in zip(used, limits, strict=True)]))
@@ -150,10 +152,6 @@ def busy_ranks(plan: Plan, cluster: Cluster) -> int:
         active = {rank for pipeline in plan.placement for stage in pipeline for rank in stage}
     nodes = [cluster.node_of(rank) for rank in active]
     return max(nodes.count(node) for node in set(nodes))
-
-
-def _cluster_rank(plan: Plan, rank: int, fold: bool) -> int:
-    return plan.rank(0, rank) if fold else rank
 
 
 def _devices_match(profile: Profile, cluster: Cluster) -> None:

@@ -1,0 +1,276 @@
+"""Predictions: what they are made of, and what must hold for all of them."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synthetic import chain
+from tests.predict.places import cluster
+from tests.program.strategies import Case, cases, examples
+from trainplan.cluster.cluster import Curve, Link, Pair, Slowdown
+from trainplan.errors import PlanError
+from trainplan.plan.plan import plan
+from trainplan.predict import collectives
+from trainplan.predict.accuracy import known_error
+from trainplan.predict.clock import play
+from trainplan.predict.cost import Setting, costs
+from trainplan.predict.memory import peaks
+from trainplan.predict.predict import busy_ranks, predict, rank_predictions, replicas_alike, step_seconds
+from trainplan.program.lower import lower
+from trainplan.program.ops import Kind
+
+
+def two_by_two(**fields):
+    choices = {"dp": 2, "pp": 2, "micro": 4, "schedule": "1f1b", "stages": (2,), "blocks": 4, **fields}
+    return plan(**choices)
+
+
+# -- replicas that are alike are simulated once -------------------------------------------------------------------
+
+
+@examples(60)
+@given(cases(placed=False, dp=2), st.sampled_from([Slowdown(), Slowdown(2.0, 1.5, 3.0)]), st.booleans())
+def test_one_replica_stands_for_all(case: Case, slowdown: Slowdown, whole: bool) -> None:
+    """Same time and same memory as with every replica played. A batch that does not divide makes the first slowest."""
+    where = cluster(devices=8, rate=10.0, latency=0.25, message=0.125, slowdown=slowdown, backend=case.backend)
+    batch = case.plan.dp * case.plan.micro * 2 if whole else case.batch
+    found = {}
+    for fold in (False, True):
+        program = lower(case.plan, case.profile, batch, case.backend, steps=2, fold=fold)
+        played = play(program, *costs(program, Setting(case.profile, where, 1)), slowdown)
+        found[fold] = (step_seconds(played), played.makespan, peaks(played))
+    (step, makespan, all_peaks), (folded_step, folded_makespan, folded_peaks) = found[False], found[True]
+    assert folded_step == pytest.approx(step)
+    assert folded_makespan == pytest.approx(makespan)
+    for stage, peak in enumerate(folded_peaks):
+        assert peak.bytes == max(all_peaks[rank].bytes for rank in case.plan.replicas_of(stage))
+
+
+def test_predictions_with_and_without_all_replicas_agree() -> None:
+    where = cluster(devices=4, rate=100.0, latency=0.01)
+    for choices in (plan(dp=4, bucket=1000, blocks=4), two_by_two(), two_by_two(recompute="full", schedule="gpipe")):
+        once, all_of_them = (predict(choices, chain(4), where, keep=keep) for keep in (False, True))
+        assert once.played is None
+        assert all_of_them.played is not None
+        assert once == replace(all_of_them, played=None, peaks=once.peaks)
+        assert once.seconds_by_kind == pytest.approx(all_of_them.seconds_by_kind)
+
+
+def test_replicas_whose_links_differ_are_not_alike() -> None:
+    """Two nodes of three devices: one pipeline of three stages crosses after its first stage, the other later."""
+    choices = plan(dp=2, pp=3, micro=2, schedule="gpipe", stages=(1, 2), blocks=3)
+    assert not replicas_alike(choices, cluster(nodes=2, devices=3))
+    assert replicas_alike(choices, cluster(nodes=3, devices=2))
+    assert replicas_alike(choices, cluster(nodes=1, devices=6))
+    # Each replica within a node, or a stage a node: alike.
+    assert replicas_alike(replace(choices, placement=(((0,), (1,), (2,)), ((3,), (4,), (5,)))), cluster(2, 3))
+    # Devices 0 and 1 of the node have a link of their own: the pipeline that runs over it is another one.
+    nodes = cluster(devices=4)
+    (node,) = nodes.nodes
+    fast = replace(nodes, nodes=(replace(node, pairs=(Pair(0, 2, Link("fast", 0.0, 1e9)),)),))
+    assert replicas_alike(two_by_two(), nodes)
+    assert not replicas_alike(two_by_two(), fast)
+    # And the prediction is then that of the slower one.
+    slow_step = predict(two_by_two(), chain(4), nodes).step_s
+    assert predict(two_by_two(), chain(4), fast).step_s == pytest.approx(slow_step)
+
+
+# -- properties ---------------------------------------------------------------------------------------------------
+
+
+@examples(40)
+@given(cases(placed=False, folds=st.just(False)), st.sampled_from([1.0, 5.0, 50.0]))
+def test_a_faster_link_never_makes_a_plan_slower(case: Case, rate: float) -> None:
+    """As long as communication does not slow down compute (test_clock.py shows what may happen then)."""
+    times = []
+    for factor in (1, 2, 16):
+        where = cluster(devices=16, rate=rate * factor, latency=0.5 / factor, backend=case.backend)
+        times.append(predict(case.plan, case.profile, where, case.batch, keep=True).played.makespan)
+    assert times[0] >= times[1] - 1e-9
+    assert times[1] >= times[2] - 1e-9
+
+
+def test_no_link_of_a_ring_makes_it_slower_by_being_faster() -> None:
+    """The ring is as slow as its slowest message, which need not be the one over the link with the lowest rate."""
+    near, far = Link("near", 0.0, 10.0), Link("far", 5.0, 11.0)
+    nodes = cluster(devices=3)
+    (node,) = nodes.nodes
+    seconds = []
+    for link in (near, replace(near, rate=12.0)):
+        pairs = (Pair(0, 1, link), Pair(1, 2, far), Pair(0, 2, link))
+        seconds.append(collectives.all_reduce(replace(nodes, nodes=(replace(node, pairs=pairs),)), (0, 1, 2), 3))
+    assert seconds[0] >= seconds[1]
+
+
+@examples(60)
+@given(cases(placed=False, folds=st.just(False)), st.sampled_from([1.0, 100.0]))
+def test_what_a_prediction_says_hangs_together(case: Case, rate: float) -> None:
+    where = cluster(devices=16, rate=rate, latency=0.125, backend=case.backend, dispatch_s=0.125)
+    found = predict(case.plan, case.profile, where, case.batch)
+    assert found.step_s >= found.compute_s - 1e-9
+    assert -1e-9 <= found.bubble <= 1
+    assert 0 <= found.exposed_comm_s <= found.step_s
+    assert found.samples_per_s * found.step_s == pytest.approx(case.batch)
+    steps = -(-case.profile.samples_per_epoch // case.batch)
+    assert found.epoch_s >= steps * found.step_s - 1e-9
+    assert found.fits == (found.peak_bytes <= found.limit_bytes)
+    assert sum(found.peak.breakdown.values()) == found.peak.bytes
+    assert found.peak_bytes == found.peak.bytes == max(peak.bytes for peak in found.peaks)
+    assert json.loads(json.dumps(found.to_json()))["step_s"] == found.step_s
+
+
+# -- costs --------------------------------------------------------------------------------------------------------
+
+# Seconds (here µs) of a ring over so many ranks with 50 µs a message and 1 ns a byte, without arithmetic.
+RING = {(2, 100e6): 100_100.0, (4, 100e6): 150_300.0, (8, 100e6): 175_700.0, (2, 1e3): 101.0, (8, 1e3): 701.75}
+
+
+@pytest.mark.parametrize(("ranks", "size"), RING)
+def test_ring_all_reduce(ranks: int, size: float) -> None:
+    where = cluster(devices=8, rate=1e9, latency=50e-6)
+    assert collectives.all_reduce(where, tuple(range(ranks)), int(size)) * 1e6 == pytest.approx(RING[ranks, size])
+    assert collectives.all_reduce(where, (3,), int(size)) == 0.0
+
+
+def test_measured_curves_go_before_first_principles_within_a_node() -> None:
+    curves = (Curve("all_reduce", 2, (0, 100), (1.0, 2.0)), Curve("p2p", 2, (0, 100), (3.0, 4.0)))
+    where = cluster(nodes=2, devices=2, rate=100.0, collectives=curves)
+    assert collectives.all_reduce(where, (0, 1), 50) == 1.5
+    assert collectives.message(where, 0, 1, 200) == 5.0
+    assert collectives.all_reduce(where, (0, 2), 100) == 2 * 0.5  # between nodes nothing was measured
+    assert collectives.message(where, 0, 2, 50) == 0.5
+
+
+def test_a_cpu_prepares_and_computes_one_after_the_other() -> None:
+    """A GPU's host issues the next operation while the device computes; a CPU is both."""
+    profile = chain(2)
+    for backend, wanted in (("gloo", 3 * 0.5 + 6.0), ("nccl", 6.0)):
+        where = cluster(devices=1, backend=backend, dispatch_s=0.5)
+        found = predict(plan(blocks=2), profile, where, keep=True).played
+        assert found.end[found.program.step == 0].max() == wanted, backend
+
+
+def test_a_backward_pass_in_pieces_is_dispatched_once() -> None:
+    program = lower(plan(dp=2, bucket=1000, blocks=4), chain(4), 2)
+    run, issue = costs(program, Setting(chain(4), cluster(dispatch_s=0.5, backend="nccl"), 1))
+    backward = program.kind == Kind.B
+    assert run[backward].sum() == 2 * 8.0
+    assert issue[backward].sum() == 2 * 0.5
+
+
+def test_passes_after_the_first_add_to_the_gradients() -> None:
+    profile = chain(2)
+    profile = replace(profile, blocks=tuple(replace(block, accumulate_s=0.25) for block in profile.blocks))
+    found = predict(plan(micro=3, blocks=2), profile, cluster(devices=1))
+    assert found.step_s == 3 * 6 + 2 * 2 * 0.25
+
+
+def test_devices_that_share_a_node_slow_each_other_down() -> None:
+    where = cluster(nodes=2, devices=4, rate=1e12, contention=(1.0, 1.5, 2.0))
+    for dp, factor in ((1, 1.0), (2, 1.5), (3, 2.0), (4, 2.0)):
+        assert predict(plan(dp=dp, blocks=2), chain(2), where).compute_s == pytest.approx(6 * factor)
+    pipeline = {"pp": 2, "stages": (1,), "blocks": 2, "micro": 4}
+    assert busy_ranks(plan(**pipeline, schedule="gpipe"), where) == 2
+    assert busy_ranks(plan(**pipeline, schedule="naive"), where) == 1  # one stage at a time
+    assert busy_ranks(plan(dp=2, **pipeline, schedule="naive"), where) == 2
+
+
+def test_exposed_communication_is_what_free_communication_would_save() -> None:
+    """Two buckets of 1000 bytes at 100 bytes/s on 2 ranks: 10 s each, the first beside 2 s of backward."""
+    found = predict(plan(dp=2, bucket=1000, blocks=2), chain(2), cluster(devices=2, rate=100.0))
+    assert found.step_s == pytest.approx(2 + 2 + 10 + 10 + 8 / 100, abs=0.1)
+    assert found.exposed_comm_s == pytest.approx(found.step_s - 6, abs=1e-9)
+    assert found.seconds_by_kind["REDUCE_GRAD"] == pytest.approx(2 * 20)  # of both ranks
+    assert found.bubble == pytest.approx(1 - 6 / found.step_s)
+
+
+def test_an_epoch_has_whole_steps_and_fills_once() -> None:
+    found = predict(two_by_two(dp=1), chain(4, samples_per_epoch=81), cluster(devices=2, rate=1e9), batch=8)
+    assert found.epoch_s == pytest.approx(11 * found.step_s, rel=1e-6)
+
+
+def test_utilisation_is_model_flops_over_what_the_devices_could_do() -> None:
+    found = predict(plan(dp=2, blocks=4), chain(4), cluster(devices=2, rate=1e12), batch=8)
+    assert found.mfu == pytest.approx(3 * 4e6 * 8 / (found.step_s * 2e9))
+    where = cluster(devices=2)
+    device = replace(where.nodes[0].devices[0], flops={})
+    unknown = replace(where, nodes=(replace(where.nodes[0], devices=(device,) * 2),))
+    assert predict(plan(dp=2, blocks=4), chain(4), unknown).mfu is None
+
+
+def test_memory_that_does_not_fit() -> None:
+    found = [
+        predict(plan(blocks=4, recompute=recompute), chain(4), cluster(devices=1, memory=memory))
+        for recompute, memory in itertools.product(("none", "full"), (8000, 9000))
+    ]
+    assert [p.fits for p in found] == [False, True, False, True]
+    assert found[0].limit_bytes == 7520  # 6 % kept free
+    assert found[0].peak_bytes == 8400
+    order = rank_predictions({str(i): p for i, p in enumerate(found)})
+    assert order[:2] == [found[1], found[3]]  # fits, and faster first
+    assert order[2:] == [found[2], found[0]]  # then by how far they are over
+
+
+# -- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_more_ranks_than_devices() -> None:
+    with pytest.raises(PlanError, match="it needs 4 devices, and test has 2") as caught:
+        predict(plan(dp=4, blocks=4), chain(4), cluster(devices=2))
+    assert caught.value.instead == "a plan for 2 devices or fewer"
+
+
+def test_a_profile_of_another_device() -> None:
+    with pytest.raises(PlanError, match=r"a profile made on H100 for the cluster test.*devices are cpu") as caught:
+        predict(plan(blocks=4), chain(4, device="H100"), cluster())
+    assert caught.value.instead == "a profile for cpu"
+
+
+def test_a_timeline_that_was_not_kept() -> None:
+    with pytest.raises(PlanError, match="without keeping its timeline"):
+        predict(plan(blocks=4), chain(4), cluster()).timeline()
+
+
+def test_the_error_of_a_prediction_is_told_also_where_nobody_measured_it() -> None:
+    for choices, kind in (
+        (plan(), "single"), (plan(dp=2), "dp"), (plan(pp=2), "pipeline"), (plan(dp=2, pp=2), "dp × pipeline"),
+    ):  # fmt: skip
+        error = known_error(choices, "no such profile")
+        assert error.kind == kind
+        assert error.median is None
+        assert "not measured" in str(error)
+
+
+def test_the_timeline_is_the_program_with_times() -> None:
+    found = predict(two_by_two(), chain(4), cluster(rate=50.0), keep=True)
+    timeline, program = found.timeline(), found.played.program
+    assert timeline.source == "predicted"
+    assert timeline.duration == pytest.approx(found.played.makespan)
+    for rank in range(4):
+        assert sorted(e.name for e in timeline.of_rank(rank)) == sorted(program.rank_list(rank))
+        compute = [e.name for e in timeline.of_rank(rank) if e.kind in ("F", "B", "STEP")]
+        assert compute == [n for n in program.rank_list(rank) if program.kind[_op(program, rank, n)] in (0, 1, 13)]
+    starts = [e.start for e in timeline.events]
+    assert starts == sorted(starts)
+    by_kind = timeline.seconds_by_kind()
+    assert by_kind == pytest.approx(found.seconds_by_kind)
+
+
+def _op(program, rank: int, name: str) -> int:
+    return next(int(op) for op in program.lists.row(rank) if program.name(op) == name)
+
+
+def test_events_without_duration_stand_in_the_order_in_which_they_happened() -> None:
+    program = lower(plan(pp=3, micro=2, schedule="gpipe", stages=(1, 2), blocks=3), chain(3), 2)
+    timeline = play(program, np.zeros(len(program))).timeline()
+    place = {event.name: i for i, event in enumerate(timeline.events)}
+    for op in range(len(program)):
+        for value in program.reads.row(op):
+            maker = int(program.value_maker[value])
+            if maker >= 0:
+                assert place[program.name(maker)] < place[program.name(op)]
