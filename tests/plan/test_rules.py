@@ -1,0 +1,88 @@
+"""What is legal: every refusal has its numbers and something that works."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.program.strategies import cases, examples
+from trainplan.errors import PlanError
+from trainplan.plan.plan import Plan, default_placement, plan
+from trainplan.plan.rules import check, micro_batches, split
+
+PIPELINE = {"pp": 3, "micro": 4, "schedule": "gpipe", "blocks": 8}
+OPEN_STAGES, OPEN_PLACEMENT = "leaving stages open", "leaving the placement out"
+
+# The plan and where it is asked for; why not; and what would work.
+ILLEGAL = [
+    ({"schedule": "gpip"}, {}, "schedule is one of naive, gpipe, 1f1b, not gpip", "schedule=gpipe"),
+    ({"recompute": "some"}, {}, "recompute is one of none, full, not some", "recompute="),
+    ({"precision": "fp8"}, {}, "precision is one of fp32, not fp8", "precision=fp32"),
+    ({"dp": 0, "placement": ((),)}, {}, "dp counts from 1, and is 0", "dp=1"),
+    ({"pp": -1, "placement": (((0,),),)}, {}, "pp counts from 1, and is -1", "pp=1"),
+    ({"micro": 0}, {}, "micro counts from 1, and is 0", "micro=1"),
+    ({"dp": 2, "bucket": 0}, {}, "bucket counts from 1, and is 0", "bucket=1"),
+    ({"schedule": "1f1b"}, {}, "needs several stages", "pp=2"),
+    ({**PIPELINE, "blocks": 2, "stages": (1, 2)}, {}, "3 stages, but the model has only 2 blocks", "pp=2"),
+    ({**PIPELINE, "stages": (2,)}, {}, "3 stages need 2 cuts, 1 are given", OPEN_STAGES),
+    ({**PIPELINE, "stages": (4, 2)}, {}, "cuts must rise from 1 to 7", OPEN_STAGES),
+    ({**PIPELINE, "stages": (0, 2)}, {}, "cuts must rise from 1 to 7", OPEN_STAGES),
+    ({**PIPELINE, "stages": (3, 8)}, {}, "cuts must rise from 1 to 7", OPEN_STAGES),
+    ({"dp": 2, "placement": (((0,),),)}, {}, "has 2 × 1 entries, and this one has 1", OPEN_PLACEMENT),
+    ({"dp": 2, "placement": (((0,),), ((0,),))}, {}, "from 0 to 1 once, and this one uses [0, 0]", OPEN_PLACEMENT),
+    ({"dp": 2, "placement": (((0,),), ((2,),))}, {}, "from 0 to 1 once, and this one uses [0, 2]", OPEN_PLACEMENT),
+    ({"placement": (((0, 1),),)}, {}, "a stage runs on one rank, and one is placed on 2", OPEN_PLACEMENT),
+    ({"placement": (((),),)}, {}, "a stage runs on one rank, and one is placed on 0", OPEN_PLACEMENT),
+    ({"dp": 4}, {"world": 3}, "it needs 4 × 1 = 4 devices, and there are 3", "dp=3 pp=1"),
+    ({**PIPELINE, "dp": 2, "stages": (2, 4)}, {"world": 5}, "2 × 3 = 6 devices, and there are 5", "dp=2 pp=2"),
+    ({"dp": 4}, {"batch": 3}, "a batch of 3 samples cannot be split over 4 replica(s) × 1 micro", "--batch 4"),
+    ({"dp": 2, "micro": 4}, {"batch": 6}, "6 samples cannot be split over 2 replica(s) × 4", "micro=3"),
+    ({"dp": 4, "micro": 2}, {"batch": 3}, "a batch of 3 samples cannot be split", "--batch 8"),
+    ({}, {"batch": 0}, "a batch has at least one sample", "--batch 32"),
+]
+
+
+@pytest.mark.parametrize(("fields", "where", "why", "instead"), ILLEGAL)
+def test_illegal_plans(fields: dict, where: dict, why: str, instead: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        check(plan(**fields), **{"batch": 64, **where})
+    assert caught.value.asked.startswith(("plan '", "batch "))
+    assert why in caught.value.why
+    assert instead in caught.value.instead
+    assert str(caught.value).endswith(f"Try {caught.value.instead}.")
+
+
+@examples(100)
+@given(cases())
+def test_legal_plans_are_legal(case) -> None:
+    assert check(case.plan, case.batch, case.plan.world) is case.plan
+    assert check(case.plan, case.batch) is case.plan
+
+
+@examples(100)
+@given(st.integers(1, 300), st.integers(1, 40))
+def test_splits_are_as_equal_as_can_be(samples: int, parts: int) -> None:
+    sizes = split(samples, parts)
+    assert sum(sizes) == samples
+    assert len(sizes) == parts
+    assert max(sizes) - min(sizes) <= 1
+    assert list(sizes) == sorted(sizes, reverse=True)
+
+
+@examples(100)
+@given(cases())
+def test_micro_batches_of_the_first_replica_are_the_largest(case) -> None:
+    sizes = micro_batches(case.plan, case.batch)
+    assert all(a >= b for other in sizes[1:] for a, b in zip(sizes[0], other, strict=True))
+    assert min(map(min, sizes)) >= 1
+
+
+@examples(50)
+@given(st.integers(1, 6), st.integers(1, 6))
+def test_the_usual_placement_uses_every_rank_once_replicas_side_by_side(dp: int, pp: int) -> None:
+    table = default_placement(dp, pp)
+    made = plan(dp=dp, pp=pp, placement=table)
+    assert isinstance(made, Plan)
+    assert made.world == dp * pp
+    for stage in range(pp):
+        first = made.replicas_of(stage)[0]
+        assert made.replicas_of(stage) == tuple(range(first, first + dp))
