@@ -170,3 +170,33 @@ def test_forward_may_write_into_the_batch_and_the_batch_stays():
     _, output = stage({}, batch)
     assert torch.equal(batch.args[0], x)
     assert torch.equal(output, model(x.clone()))
+
+
+class SharedPart(nn.Module):
+    """One module under two names, with a plain tensor attribute; channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(4, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.one.scale = torch.tensor(0.5)
+        self.two = self.one
+
+    def forward(self, x):
+        return (self.two(torch.relu(self.one(x))) * self.one.scale).flatten(1).sum(1)
+
+
+def test_a_module_with_two_names_and_another_memory_format():
+    model, x = SharedPart(), torch.randn(3, 4, 5, 5).to(memory_format=torch.channels_last)
+    chain = capture(model, Batch(3, (x,)))
+    assert {use.name: use.held.aliases for use in chain.parameters} == {
+        "one.weight": ("two.weight",),
+        "one.bias": ("two.bias",),
+    }
+    assert isinstance(model.one.__dict__["scale"], torch.Tensor)  # as it was
+    assert "scale" not in dict(model.named_buffers())
+    stages = [chain.stage(b, b + 1).bind(values_of(model)) for b in range(len(chain.blocks))]
+    crossings: dict[str, torch.Tensor] = {}
+    for stage in stages:
+        made, output = stage({name: crossings[name] for name in stage.reads}, Batch(3, (x,)))
+        crossings |= made
+    assert torch.equal(output, model(x))

@@ -260,3 +260,59 @@ def test_capture_works_and_restores_without_gradients():
         captured = capture(Net(nn.Tanh()), BATCH)
         assert not torch.is_grad_enabled()
     assert all(crossing.needs_grad for crossing in captured.crossings)
+
+
+class LayerDrop(nn.Module):
+    """As in many transformers models: a draw that decides whether a layer runs."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.inner, self.rate = nn.Linear(6, 6), rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and torch.rand([]) < self.rate:
+            return x
+        return torch.dropout(self.inner(x), 0.5, self.training)
+
+
+def test_layer_drop_that_never_drops_is_captured_and_one_that_may_is_refused():
+    captured, difference = captured_and_verified(Net(LayerDrop(0.0)), BATCH, LOSS)  # the draw stays: dropout follows it
+    assert difference < 1e-6
+    assert sum(block.random for block in captured.blocks) >= 1
+    with pytest.raises(ModelError, match=r"middle\.odd.*depends on the values"):
+        capture(Net(LayerDrop(0.1)), BATCH)
+
+
+@torch.library.custom_op("trainplan_tests::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+twice.register_autograd(lambda ctx, gradient: gradient * 3)  # not the derivative, so that nothing else can be right
+
+
+class CustomOperator(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return twice(x)
+
+
+def test_a_custom_operator_keeps_its_backward():
+    assert captured_and_verified(Net(CustomOperator()), BATCH, LOSS)[1] < 1e-6
+
+
+class ShapeByValue(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x.sum(1).abs().nonzero().squeeze(1)
+        return torch.zeros_like(x).index_add(0, kept, x[kept])
+
+
+def test_no_cut_sends_a_tensor_whose_shape_depends_on_values():
+    captured, difference = captured_and_verified(Net(ShapeByValue()), BATCH, LOSS, granularity="operator")
+    assert difference < 1e-6
+    assert all(crossing.shape.at(4)[0] == 4 for crossing in captured.crossings)
+    assert len(captured.blocks) < captured.operators

@@ -1,14 +1,19 @@
 """A model becomes a chain of blocks, without being rewritten.
 
-export.py       model and batch → one graph of operators
-refuse.py       what such a graph would get wrong, noticed while forward runs
-tensors.py      what a model holds, by name
-shape.py        shapes as functions of the number of samples
-cuts.py         what flows through the graph, and where it may be cut
-chain.py        where it is cut: blocks of the size of a layer
-captured.py     the result: blocks, crossings, parameters
-code.py         operators → a Python function
-stage.py        consecutive blocks as a module that runs
-materialise.py  the initial values of some tensors, without the others
-verify.py       the chain held against the model itself
+In the order in which a model passes through the files:
+
+| file             | what it does                                                                       |
+|------------------|------------------------------------------------------------------------------------|
+| `export.py`      | traces the model on a batch: one graph of operators (`exported.py`)                |
+| `refuse.py`      | watches forward meanwhile for what such a graph would get wrong                     |
+| `tidy.py`        | makes the graph plain; `regions.py` does it for no_grad and autocast                |
+| `cuts.py`        | finds what flows through the graph, and where it may be cut                         |
+| `outputs.py`     | finds which parts of the output the loss reads                                     |
+| `chain.py`       | decides where it is cut: blocks of the size of a layer                             |
+| `captured.py`    | the result: blocks, crossings, parameters; start reading here                       |
+| `stage.py`       | consecutive blocks as a module that runs; `code.py` prints its functions            |
+| `materialise.py` | initial values of some tensors, without the others                                 |
+| `verify.py`      | holds the chain against the model itself                                           |
+
+`tensors.py` lists what a model holds, `shape.py` has shapes as functions of the number of samples.
 """

@@ -16,8 +16,8 @@ are not tensors, or whose size is not a linear function of the batch, do not cro
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -26,9 +26,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainplan.errors import ModelError
 from trainplan.profile.capture.exported import Exported
 from trainplan.profile.capture.regions import region_of
 from trainplan.profile.capture.shape import Shape
@@ -302,15 +304,16 @@ def _fake_run(exported: Exported) -> tuple[dict[fx.Node, Facts], dict[fx.Node, s
     values: dict[fx.Node, Any] = {}  # all of them are kept until the end, so that no storage is used twice
     facts: dict[fx.Node, Facts] = {}
     device = exported.device
-    with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode, _Writes() as recorder:
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with torch.enable_grad(), fake as mode, _Writes() as recorder:
         for node, name in exported.holds.items():
             item = exported.held[name]
-            fake = torch.empty(item.shape, dtype=item.dtype, device=device)
-            values[node] = nn.Parameter(fake, item.trainable) if item.kind == "parameter" else fake
+            empty = torch.empty_strided(item.shape, node.meta["val"].stride(), dtype=item.dtype, device=device)
+            values[node] = nn.Parameter(empty, item.trainable) if item.kind == "parameter" else empty
         for node, constant in exported.constants.items():
             values[node] = mode.from_tensor(constant)
         for node, given in exported.inputs.items():
-            values[node] = torch.empty(given.shape, dtype=given.dtype, device=device)
+            values[node] = torch.empty_strided(given.shape, given.stride, dtype=given.dtype, device=device)
         values[exported.samples] = exported.example_samples
         owners = {node: _storages(value) for node, value in values.items()}
         for node in exported.graph.nodes:
@@ -319,7 +322,7 @@ def _fake_run(exported: Exported) -> tuple[dict[fx.Node, Facts], dict[fx.Node, s
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 recorder.written = set()
-                with region_of(node).entered():
+                with region_of(node).entered(), _explained(node):
                     values[node] = result = node.target(*args, **kwargs)
                 reads = _storages((args, kwargs))
                 facts[node] = Facts(
@@ -334,6 +337,19 @@ def _fake_run(exported: Exported) -> tuple[dict[fx.Node, Facts], dict[fx.Node, s
     return facts, owners
 
 
+@contextmanager
+def _explained(node: fx.Node) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        line = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"capture of the operator {node.name} ({node.target})",
+            f"its result cannot be described without values ({type(error).__name__}: {line})",
+            "operators whose shapes do not depend on values",
+        ) from error
+
+
 def draws(node: fx.Node, root: nn.Module) -> bool:
     """Whether an operator draws random numbers (where in doubt: yes)."""
     if isinstance(node.target, HigherOrderOperator):
@@ -345,13 +361,16 @@ def draws(node: fx.Node, root: nn.Module) -> bool:
             for inner in body.graph.nodes
             if inner.op == "call_function"
         )
-    if not isinstance(node.target, OpOverload) or node.target is operator.getitem:
+    if not isinstance(node.target, OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded not in node.target.tags and packet(node) not in _RANDOM:
         return False
     schema = node.target._schema.arguments
     given = {a.name: a.default_value for a in schema if a.has_default_value()}
     given |= {a.name: value for a, value in zip(schema, node.args, strict=False)} | node.kwargs
-    probability = next((given[name] for name in ("dropout_p", "dropout", "p") if name in given), None)
-    switched_off = given.get("train", given.get("training", True)) is False
-    return not (switched_off or ("dropout" in str(given.keys()) + packet(node) and probability == 0.0))
+    if given.get("train", given.get("training", True)) is False:
+        return False
+    # Dropout of nothing: `dropout(x, p=0.0)`, attention with `dropout_p=0.0`, a recurrent layer with `dropout=0.0`.
+    rates = [given[name] for name in ("dropout_p", "dropout") if name in given]
+    rates += [given["p"]] if "dropout" in packet(node) and "p" in given else []
+    return not (rates and all(rate == 0.0 for rate in rates))

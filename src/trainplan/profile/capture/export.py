@@ -128,7 +128,7 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
     shapes = tuple({0: torch.export.Dim.DYNAMIC} if split else None for split in per_sample)
     # A tensor that is passed twice (labels=input_ids) would be captured as one input, and a later batch where the two
     # differ would be read wrongly. So every argument is a tensor of its own.
-    examples = tuple(torch.zeros(tensor.shape, dtype=tensor.dtype, device=device) for tensor in tensors)
+    examples = tuple(torch.zeros_like(tensor, device=device) for tensor in tensors)
 
     known = held(model)
     fakes = _fakes(model, known, device)
@@ -154,7 +154,7 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
 
     given = [path for path, leaf in paths if isinstance(leaf, Tensor)]
     inputs = [
-        Input(name, _keys(path), tuple(tensor.shape), tensor.dtype, split)
+        Input(name, _keys(path), tuple(tensor.shape), tensor.stride(), tensor.dtype, split)
         for name, path, tensor, split in zip(_input_names(given), given, tensors, per_sample, strict=True)
     ]
     fixed = [Constant(_keys(path), leaf) for path, leaf in paths if not isinstance(leaf, Tensor)]

@@ -22,6 +22,7 @@ class Input:
     name: str
     path: tuple[Any, ...]  # keys from (args, kwargs) down to the tensor
     shape: tuple[int, ...]  # of the example
+    stride: tuple[int, ...]
     dtype: torch.dtype
     per_sample: bool  # its first dimension is the number of samples
 

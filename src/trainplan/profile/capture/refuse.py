@@ -22,12 +22,16 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trainplan.errors import ModelError
 from trainplan.profile.capture.regions import noting
 
-# Autograd functions that torch itself puts below its own operators while tracing; they are not the user's.
-_TORCH_INTERNAL = ("torch._higher_order_ops", "torch._functorch", "torch._dynamo", "torch._subclasses")
+# Autograd functions that torch itself puts below operators (its own, or a torch.library.custom_op) while tracing. The
+# graph has the operator above them, so nothing is lost.
+_TORCH_INTERNAL = (
+    "torch._higher_order_ops", "torch._functorch", "torch._dynamo", "torch._subclasses", "torch._library",
+)  # fmt: skip
 # The module whose autograd functions change what is kept, not what is computed.
 _CHECKPOINT = "torch.utils.checkpoint"
 
@@ -167,10 +171,15 @@ class _Dice:
 
 
 class _Calls(TorchFunctionMode):
-    """Sees every call of a torch function: notes its region, and refuses hooks that forward puts on tensors.
+    """Sees every call of a torch function.
 
-    Hooks act on gradients, and a trace does not have them.
+    Notes its region. Refuses hooks that forward puts on tensors: they act on gradients, and a trace does not have
+    them. Answers `torch.rand([]) < 0.0`, which is false whatever is drawn: many transformers models ask it in every
+    layer (layer drop with probability 0), and it would look like a branch on values.
     """
+
+    UNIFORM: frozenset[Callable[..., Any]] = frozenset({torch.rand, torch.rand_like})
+    LESS: frozenset[Callable[..., Any]] = frozenset({torch.Tensor.__lt__, torch.Tensor.lt, torch.lt})
 
     HOOKS: frozenset[Callable[..., Any]] = frozenset(
         {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
@@ -179,6 +188,7 @@ class _Calls(TorchFunctionMode):
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self.watch = watch
+        self.drawn: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in self.HOOKS:
@@ -187,5 +197,10 @@ class _Calls(TorchFunctionMode):
                 "forward registers a hook on a tensor, and tracing drops it, so gradients would be wrong",
                 "registering the hook on a parameter outside forward",
             )
+        if function in self.LESS and args[0] in self.drawn and isinstance(args[1], int | float) and args[1] <= 0:
+            return False
         with noting():
-            return function(*args, **(kwargs or {}))
+            result = function(*args, **(kwargs or {}))
+        if function in self.UNIFORM:
+            self.drawn[result] = True
+        return result

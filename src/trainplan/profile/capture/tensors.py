@@ -120,8 +120,9 @@ def replaced(model: nn.Module, values: Mapping[str, Tensor], attributes_as_buffe
         for _name, kind, owner, key, tensor in entries:
             value = values[first_name[id(tensor)]]
             if kind == "attribute" and attributes_as_buffers:
-                del vars(owner)[key]
-                owner.register_buffer(key, value, persistent=False)
+                vars(owner).pop(key, None)  # a module with two names comes twice
+                owner._buffers[key] = value
+                owner._non_persistent_buffers_set.add(key)
             else:
                 _place(kind, owner, key, value)
         yield
