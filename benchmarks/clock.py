@@ -1,0 +1,92 @@
+"""How fast is the simulator? 64 stages × 512 micro-batches are lowered, checked and played, for every schedule.
+
+    python benchmarks/clock.py             a table
+    python benchmarks/clock.py --assert    … and exit code 1 where a goal is missed
+
+Goals, on one core: a program from plan to times in 0.15 s, and 10 million operations played a second. Everything is
+warm (numba has compiled, the allocator has its memory), and each number is the median of several rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import numpy as np
+
+from trainplan.plan.plan import plan
+from trainplan.predict.clock import play
+from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
+from trainplan.program.check import check
+from trainplan.program.lower import lower
+from trainplan.program.ops import COMPUTES, SENDS
+from trainplan.program.schedules import SCHEDULES
+from trainplan.program.wiring import wire
+
+STAGES, MICRO_BATCHES = 64, 512
+MOST_SECONDS, LEAST_RATE = 0.15, 10e6
+PARTS = ("lower", "wire", "check", "play")
+WARM_UP = 2
+
+
+def profile(blocks: int) -> Profile:
+    """A chain of equal blocks."""
+    none = (0.0,)
+    block = Block("block", 1e9, (1e-3,), (2e-3,), 0.0, 0.0, none, none, 0.0, (1e6,), none, none)
+    return Profile(
+        "benchmark", "sample", 0, MICRO_BATCHES, MICRO_BATCHES, "cpu", "estimated", False, "fp32", "sgd", 0.0, (1,),
+        (block,) * blocks, tuple(Crossing(f"h{i}", i, (i + 1,), 1e5) for i in range(blocks - 1)),
+        tuple(Parameter(f"w{i}", (i,), 1000, 4000) for i in reversed(range(blocks))), 0.0, Provenance("", ""),
+    )  # fmt: skip
+
+
+def measure(schedule: str, rounds: int) -> tuple[dict[str, float], int]:
+    """Median seconds of each part and of all together, and the number of operations."""
+    model = profile(STAGES)
+    cuts = tuple(range(1, STAGES))
+    choices = plan(pp=STAGES, micro=MICRO_BATCHES, schedule=schedule, stages=cuts, blocks=STAGES)
+    found = []
+    for _ in range(rounds + WARM_UP):
+        marks = [time.perf_counter()]
+        program = lower(choices, model, MICRO_BATCHES)
+        marks.append(time.perf_counter())
+        wiring = wire(program)
+        marks.append(time.perf_counter())
+        check(program, wiring)
+        marks.append(time.perf_counter())
+        run = np.isin(program.kind, COMPUTES) * 1e-3 + np.isin(program.kind, SENDS) * 1e-4
+        start = time.perf_counter()
+        play(program, run, None, None, wiring)
+        parts = [*np.diff(marks), time.perf_counter() - start]
+        found.append([*parts, sum(parts)])
+    medians = np.median(found[WARM_UP:], axis=0)
+    return dict(zip((*PARTS, "total"), medians.tolist(), strict=True)), len(program)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, and say whether the goals are met."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--assert", dest="strict", action="store_true", help="exit code 1 where a goal is missed")
+    parser.add_argument("--slack", type=float, default=1.0, help="so many times slower is still good enough")
+    parser.add_argument("--rounds", type=int, default=9)
+    chosen = parser.parse_args(arguments)
+    print(f"{STAGES} stages × {MICRO_BATCHES} micro-batches, milliseconds, median of {chosen.rounds}")
+    print(f"{'schedule':10}{'ops':>9}" + "".join(f"{part:>8}" for part in (*PARTS, "total")) + f"{'Mops/s':>9}")
+    missed = []
+    for schedule in SCHEDULES:
+        found, count = measure(schedule, chosen.rounds)
+        rate = count / found["play"]
+        cells = "".join(f"{found[part] * 1e3:8.1f}" for part in (*PARTS, "total"))
+        print(f"{schedule:10}{count:9,}{cells}{rate / 1e6:9.1f}")
+        if found["total"] > MOST_SECONDS * chosen.slack:
+            missed.append(f"{schedule}: {found['total']:.3f} s, and the goal is {MOST_SECONDS} s")
+        if rate < LEAST_RATE / chosen.slack:
+            missed.append(f"{schedule}: {rate / 1e6:.1f} million operations a second, and the goal is 10 million")
+    for line in missed:
+        print(line)
+    return int(chosen.strict and bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
