@@ -81,15 +81,17 @@ def _table(layout: Layout) -> tuple[Table, Ints, Ints]:
     rows: list[tuple[int, ...]] = []
     start, length = [], []
     shapes = [templates(layout, stage) for stage in range(layout.plan.pp)]
-    several = layout.plan.micro > 1
+    # A pass adds to gradients that an earlier pass left, or that buckets keep from step to step; DDP copies each
+    # gradient into its bucket in the last pass, which costs about the same.
+    several, replicas = layout.plan.micro > 1, layout.plan.dp > 1
     for replica in layout.replicas:
         for stage, shape in enumerate(shapes):
             bodies: list[tuple[tuple[Row, ...], bool, bool]] = [
                 (shape.head, False, False),
                 (shape.forward, False, False),
-                (shape.backward, False, False),
+                (shape.backward, replicas and not layout.observed, False),
                 (shape.backward, True, False),
-                (shape.last_backward, several, True),
+                (shape.last_backward, several or replicas, True),
                 (shape.tail, False, False),
             ]
             rank = layout.local(replica, stage)
