@@ -67,8 +67,11 @@ def test_a_missing_or_misshapen_value_is_refused():
     stage = captured("gpt").stage(0, 1)
     with pytest.raises(ModelError, match=r"tokens\.weight"):
         stage.bind({})
-    with pytest.raises(ModelError, match="shape"):
+    with pytest.raises(ModelError, match=r"\(2,\)"):
         stage.bind({name: torch.zeros(2) for name in stage.holds})
+    doubles = {name: value.double() for name, value in values_of(built("gpt")).items()}
+    with pytest.raises(ModelError, match="float64"):
+        stage.bind(doubles)
 
 
 def _gated(**changes):
@@ -158,6 +161,13 @@ def test_evaluation_has_the_same_blocks_and_no_randomness():
         assert [b.name for b in chain.blocks] == [b.name for b in training.blocks]
         assert not any(block.random or block.writes for block in chain.blocks)
         assert verify(chain, model, case.batch(3, 1), case.loss) < 1e-5
+
+
+def test_a_stage_cannot_be_switched_to_the_mode_that_was_not_captured():
+    stage = captured("resnet").stage(0, 2)
+    assert stage.train() is stage
+    with pytest.raises(ModelError, match=r"model\.eval\(\)"):
+        stage.eval()
 
 
 def test_stages_outside_the_chain_are_refused():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,9 @@ from trainplan.workload.workload import Batch, Loss
 
 if TYPE_CHECKING:
     from trainplan.profile.capture.stage import Stage
+
+
+_UNCUT = "plans that do not cut the model (dp)"
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,8 @@ class Captured:
     def digest(self) -> str:
         """A short name of all that was captured: two captures with one digest are interchangeable."""
         text = [repr(block) for block in self.blocks]
+        text += [repr(given) for given in self.exported.inputs.values()]
+        text += [f"{leaf}" for leaf in self.output_leaves]
         text += [repr(crossing) for crossing in self.crossings]
         text += [repr(use) for use in (*self.parameters, *self.buffers)]
         text += [
@@ -172,7 +177,9 @@ def capture(
     flow.drop_dead(_nodes(exported.output.leaves))
     if all(node in flow.constant for node in flow.ops):
         raise ModelError(
-            f"capture of {type(model).__name__}", "no operator of its forward depends on a parameter", "a model"
+            f"capture of {type(model).__name__}",
+            "no operator of its forward depends on a parameter",
+            "a model with parameters",
         )
     return _cut(exported, flow, unread, granularity, cuts)
 
@@ -248,7 +255,7 @@ def _assemble(exported: Exported, flow: Flow, cut: Cut, leaves: list[Any]) -> Ca
     for node in sorted(consumers, key=flow.position.__getitem__):
         shape = flow.shape[node]
         if shape is None:
-            raise ModelError(f"cut after {node.name}", "it is no tensor, so it cannot cross", "a legal cut")
+            raise ModelError(f"cut after {node.name}", "it is no tensor, so it cannot cross", _UNCUT)
         crossings.append(
             Crossing(node.name, home[node], tuple(sorted(consumers[node])), shape, flow.facts[node].needs_grad)
         )
@@ -306,7 +313,7 @@ def _place_unused(held: dict[str, Held], blocks: list[Block], used_by: dict[str,
                 break
             module = module.rpartition(".")[0]
         kept = {*blocks[index].holds, name}
-        blocks[index] = Block(**{**vars(blocks[index]), "holds": tuple(n for n in held if n in kept)})
+        blocks[index] = replace(blocks[index], holds=tuple(n for n in held if n in kept))
         uses.append(Use(item, (index,), read=False))
     return uses
 
@@ -316,8 +323,8 @@ def _check_nothing_lost(captured: Captured) -> None:
     in_blocks = {name for block in captured.blocks for name in block.holds}
     if in_blocks != set(captured.exported.held):
         lost = sorted(set(captured.exported.held) - in_blocks)
-        raise ModelError("capture", f"{len(lost)} tensors of the model are in no block, first {lost[:1]}")
+        raise ModelError("capture", f"{len(lost)} tensors of the model are in no block, first {lost[:1]}", _UNCUT)
     flow = captured.flow
     counts = Counter(node for block in captured.blocks for node in block.nodes)
     if set(counts.values()) - {1} or set(counts) != {n for n in flow.ops if n not in flow.constant}:
-        raise ModelError("capture", "an operator is in no block, or in two")
+        raise ModelError("capture", "an operator is in no block, or in two", _UNCUT)

@@ -95,13 +95,16 @@ class Stage(nn.Module):
                 f"{len(missing)} of its {len(self.holds)} tensors were not given, first {missing[0]!r}",
                 "materialise(build, set(stage.holds), …)",
             )
+        device = None if device is None else _exact(device)
         for name in self.holds:
             item, value = self.captured.exported.held[name], values[name]
-            if tuple(value.shape) != item.shape:
+            if tuple(value.shape) != item.shape or value.dtype != item.dtype:
                 raise ModelError(
-                    f"value of {name!r}", f"it has shape {tuple(value.shape)}, and {item.shape} was captured"
+                    f"value of {name!r}",
+                    f"it is {tuple(value.shape)} {value.dtype}, and {item.shape} {item.dtype} was captured",
+                    "capturing the model in the form in which it is trained",
                 )
-            if device is not None and value.device != torch.device(device):
+            if device is not None and value.device != device:
                 value = value.detach().to(device)
             owner, key = self._owner(name)
             if item.kind == "parameter":
@@ -122,23 +125,29 @@ class Stage(nn.Module):
     def to_device(self, device: torch.device | str) -> Stage:
         """Move values and code to a device."""
         self.to(device)
-        return self._settle(device)
+        return self._settle(_exact(device))
+
+    def train(self, mode: bool = True) -> Stage:
+        """Refused unless it is the mode that was captured: dropout and batch norm are part of the graph."""
+        if mode != self.captured.exported.training:
+            raise ModelError(
+                f"stage of blocks {self.first} to {self.last} in {'training' if mode else 'evaluation'}",
+                f"the model was captured in {'evaluation' if mode else 'training'}",
+                f"capturing model.{'train' if mode else 'eval'}() as well",
+            )
+        return super().train(mode)
 
     def _apply(self, function: Callable[..., Any], recurse: bool = True) -> Stage:
         super()._apply(function, recurse)
         return self._settle(None)
 
-    def _settle(self, device: torch.device | str | None) -> Stage:
+    def _settle(self, device: torch.device | None) -> Stage:
         """The device of the code follows that of the values."""
         found = next((t.device for t in [*self.parameters(), *self.buffers()]), None)
-        settled = torch.device(device) if device is not None else found or self.device
-        if settled != self.device or any(self._slots_moved()):
+        settled = device or found or self.device
+        if settled != self.device:
             self._device, self._code = settled, {}
         return self
-
-    def _slots_moved(self) -> Iterator[bool]:
-        for code in self._code.values():
-            yield any(store.get(key) is None for store, key in code.slots)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -273,6 +282,11 @@ def _block_outputs(captured: Captured, index: int) -> dict[str, fx.Node]:
             if isinstance(leaf, fx.Node) and leaf.name not in made_before:
                 outputs[leaf.name] = leaf
     return outputs
+
+
+def _exact(device: torch.device | str) -> torch.device:
+    """A device with its number: tensors on `cuda` say `cuda:0`."""
+    return torch.empty(0, device=device).device
 
 
 def _read(consumers: tuple[int, ...], first: int, last: int) -> bool:
