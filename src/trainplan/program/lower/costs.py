@@ -11,6 +11,8 @@ from trainplan.program.ops import SENDS, SPECS, Kind
 from trainplan.program.program import CostClass, Ints
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
+_BACKWARD = (Kind.B, Kind.I, Kind.W)
+
 
 def cost_classes(
     layout: Layout, table: Table, row: Ints, micro: Ints, group: Ints, spans: tuple[tuple[int, ...], ...]
@@ -23,20 +25,24 @@ def cost_classes(
     example = np.full(len(table.kind) * len(sizes), -1, dtype=np.int64)
     example[place] = np.arange(len(row))
     classes: list[CostClass] = []
-    known: dict[tuple[object, ...], int] = {}
+    known: dict[tuple[int, ...], int] = {}
     class_of = np.zeros(len(example), dtype=np.int64)
+    columns = (table.kind, table.stage, table.unit, table.peer, table.replica, table.adds, table.last)
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
     for spot in np.flatnonzero(example >= 0).tolist():
         i, size = divmod(spot, len(sizes))
-        kind = Kind(int(table.kind[i]))
-        stage, unit, peer, replica = (int(c[i]) for c in (table.stage, table.unit, table.peer, table.replica))
-        adds, last = (bool(c[i]) and kind in (Kind.B, Kind.I, Kind.W) for c in (table.adds, table.last))
+        kind, stage, unit, peer, replica, adds, last = rows[i]
+        if kind not in _BACKWARD:  # the same, whichever pass it belongs to
+            adds = last = 0
         samples = 0 if kind in WITHOUT_MICRO_BATCH else int(sizes[size])
         key = (kind, stage, unit, peer, replica, adds, last, samples)
         if key not in known:
             known[key] = len(classes)
             number = int(group[example[spot]])
             members = spans[number] if number >= 0 else ()
-            classes.append(_class(layout, kind, stage, unit, peer, replica, samples, adds, last, members))
+            classes.append(
+                _class(layout, Kind(kind), stage, unit, peer, replica, samples, bool(adds), bool(last), members)
+            )  # fmt: skip
         class_of[spot] = known[key]
     cost = class_of[place]
     payload = [c.bytes if SPECS[c.kind].message or SPECS[c.kind].collective else 0 for c in classes]
