@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from trainplan.engine import blockwise
 from trainplan.engine.instructions import Instruction
@@ -21,6 +22,7 @@ from trainplan.engine.observed import Observed
 from trainplan.engine.recorder import now
 from trainplan.engine.runner import Runner
 from trainplan.engine.transport import Works
+from trainplan.errors import RunError
 from trainplan.program.ops import SENDS, Kind
 
 Handler = Callable[[Runner, Instruction, int], int | None]
@@ -63,10 +65,23 @@ def arrived(run: Runner, op: Instruction) -> dict[str, Tensor]:
 def weighted_loss(run: Runner, micro: int, output: Any) -> Tensor:
     """The loss of a micro-batch times its share in the mean of the whole batch."""
     state = run.current
-    loss = run.part.loss.function(output, state.parts[micro].targets) * state.weights[micro]
+    if state.weights[micro] == 0:
+        loss = _nothing_counts(output)
+    else:
+        loss = run.part.loss.function(output, state.parts[micro].targets) * state.weights[micro]
     value = loss.detach()
     state.loss = value if state.loss is None else state.loss + value
     return loss
+
+
+def _nothing_counts(output: Any) -> Tensor:
+    """A loss of zero, with gradients of zero, for a micro-batch in which nothing counts: its mean is not a number."""
+    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    sound = [leaf for leaf in leaves if bool(leaf.isfinite().all())]
+    if not sound:
+        why = "no token of this micro-batch counts, and the model returns nothing but the mean over them"
+        raise RunError("the loss of a micro-batch", why, "fewer micro-batches")
+    return sound[0].sum() * 0.0
 
 
 def hand_out(run: Runner, op: Instruction, made: dict[str, Tensor]) -> None:
