@@ -273,9 +273,11 @@ def _alive(view: _View) -> Iterator[Fault]:
 
 def _updated(view: _View) -> Iterator[Fault]:
     program = view.program
+    is_read = np.zeros(len(program.value_kind), dtype=bool)
+    is_read[program.reads.items] = True
     for op in _where(program.kind == Kind.REDUCE_GRAD):
         reads, makes = program.reads.row(op), program.makes.row(op)
-        makes = makes[np.isin(makes, program.reads.items)]
+        makes = makes[is_read[makes]]
         for rank in program.members(op):
             if not (program.value_rank[reads] == rank).any():
                 yield Fault("updated", op, f"{program.name(op)} sums nothing of rank {rank}")
