@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from trainplan.profile.capture.captured import capture
+from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.tensors import values_of
+from trainplan.workload.load import load
 from trainplan.workload.workload import Batch
 
 from .cases import CASES, NAMES, built, captured
@@ -55,6 +57,22 @@ def test_a_wrapped_model_has_the_same_blocks():
 def test_a_deep_model_has_a_block_for_each_layer():
     chain = capture(ResNet((3, 8, 36, 3), width=2), CASES["resnet"].batch(2, 0))
     assert len(chain.blocks) == 52
+
+
+ZOO = {
+    "resnet18:cifar10": 10,
+    "vgg11:imagenet": 11,
+    "mobilenet_v2:cifar10": 20,
+    "gpt:layers=24,hidden=64,heads=4,seq=32,vocab=99": 26,
+}
+
+
+@pytest.mark.parametrize("name", list(ZOO))
+def test_models_of_the_zoo_have_as_many_blocks_as_layers(name):
+    workload = load(name)
+    chain = capture(Skeleton(workload.build).model, workload.inputs(2, 0), workload.loss)
+    assert len(chain.blocks) == ZOO[name]
+    assert len(chain.crossings) == len(chain.blocks) - 1
 
 
 @pytest.mark.parametrize("name", NAMES)
