@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from trainplan.plan.plan import Plan, default_placement
 from trainplan.predict.predict import Prediction
+from trainplan.solve.shape import micro_counts
 from trainplan.units import gib
 
+_WORTH_PLAYING = 50_000  # operations on a rank; beyond them a hint is not worth the wait
 Try = Callable[[Plan, int], Prediction | None]  # (sketch, batch) → its prediction; None where it is not legal
 
 
@@ -55,15 +57,16 @@ def _reshaped(plan: Plan, dp: int, pp: int) -> Plan:
 
 
 def _fewest(sketch: Plan, batch: int, attempt: Try) -> Prediction | None:
-    """With as few micro-batches as fit, from the plan's own number on; None if not even one for each sample does."""
-    most = max(batch // sketch.dp, sketch.micro)
-    last = attempt(replace(sketch, micro=most), batch)
-    if last is None or not last.fits:
-        return None
-    micro = sketch.micro
-    while micro < most:
+    """The change with the plan's own number of micro-batches, or as few more as fit; None if none do.
+
+    A pipeline gets at least one for each stage.
+    """
+    few, many = micro_counts(sketch, batch)
+    if sketch.recompute == "full":  # every block of every micro-batch is an operation
+        many = [micro for micro in many if micro * sketch.blocks <= _WORTH_PLAYING]
+    least = max(sketch.micro, sketch.pp if sketch.pp > 1 else 1)
+    for micro in [count for count in few + many if count >= least]:
         found = attempt(replace(sketch, micro=micro), batch)
         if found is not None and found.fits:
             return found
-        micro *= 2
-    return last
+    return None

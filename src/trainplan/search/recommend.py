@@ -2,7 +2,8 @@
 
 Every sketch in the space has a bound that it cannot beat (`bound.py`). Sketches are simulated in the order of their
 bounds, until those that are left cannot come among the first `top` any more; so the answer is that of simulating all.
-The best are then refined (other cuts, other bucket sizes) and ranked.
+(Very many micro-batches are tried only where fewer do not fit.) The best are then refined (other cuts, other bucket
+sizes) and ranked.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trainplan.profile.profile import Profile
 from trainplan.search.bound import Bounds
 from trainplan.search.changes import smallest_change
 from trainplan.search.reasons import compared, one_device, reason
-from trainplan.search.space import Shape, shape_of, sketches
+from trainplan.search.space import Shape, for_memory, shape_of, sketches
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.resolve import draft, refine
@@ -156,14 +157,14 @@ class _Search:
     def run(self, progress: Progress) -> None:
         plans = list(sketches(len(self.profile.blocks), self.cluster, self.batch))
         self.considered = len(plans)
-        order = sorted((self.bounds.seconds(p), place) for place, p in enumerate(plans))
+        order = sorted((for_memory(p), self.bounds.seconds(p), place) for place, p in enumerate(plans))
         self.single = self.predict(plans[0])
-        for count, (bound, place) in enumerate(order):
+        for count, (saving, bound, place) in enumerate(order):
             sketch = plans[place]
-            if bound >= self._beaten(sketch):
+            if bound >= self._beaten(sketch) or (saving and shape_of(sketch) in self.best):
                 continue
             if self.bounds.bytes(sketch) > self.limit:
-                self.too_big[shape_of(sketch)] = sketch  # the last is the one with the most micro-batches
+                self._file_too_big(sketch)
                 continue
             self.predict(sketch)
             progress(f"{len(self.known)} plans simulated", count / len(order))
@@ -185,6 +186,12 @@ class _Search:
                 self.best[shape] = found
         elif shape not in self.worst or found.peak_bytes < self.worst[shape].peak_bytes:
             self.worst[shape] = found
+
+    def _file_too_big(self, sketch: Plan) -> None:
+        """Of those that need not be simulated, the one nearest to fitting stands for its shape."""
+        known = self.too_big.setdefault(shape_of(sketch), sketch)
+        if not for_memory(sketch) and self.bounds.bytes(sketch) < self.bounds.bytes(known):
+            self.too_big[shape_of(sketch)] = sketch
 
     def _standing(self) -> list[Prediction]:
         """The best of every shape, fastest first; with recomputation only where that is not slower than without."""
@@ -211,14 +218,17 @@ class _Search:
     def rejected(self, fastest: float) -> list[Rejected]:
         """What does not fit, a row for each number of stages and order of work, on as many devices as there are.
 
-        Those that would have been faster than the winner come first, then those that are least over.
+        One stage (what everybody tries first) is always among them. Those that would have been faster than the winner
+        come first, then those that are least over.
         """
         sketches_of: dict[tuple[int, str], list[Plan]] = {}
         for shape in (self.worst.keys() | self.too_big.keys()) - self.best.keys():
             sketch = self.worst[shape].plan if shape in self.worst else self.too_big[shape]
             sketches_of.setdefault((sketch.pp, sketch.schedule), []).append(sketch)
         plainest = [max(group, key=lambda p: (p.recompute == "none", p.dp)) for group in sketches_of.values()]
-        plainest.sort(key=lambda p: (self.bounds.seconds(p) >= fastest, self.bounds.bytes(p), p.pp, p.schedule))
+        plainest.sort(
+            key=lambda p: (p.pp > 1, self.bounds.seconds(p) >= fastest, self.bounds.bytes(p), p.pp, p.schedule)
+        )
         shown = [self.worst.get(shape_of(p)) or self.predict(p) for p in plainest[:REJECTED]]
         shown.sort(key=lambda p: (p.step_s >= fastest, p.peak_bytes / p.limit_bytes))
         return [self._reject(p) for p in shown]

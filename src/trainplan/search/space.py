@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import WORDS, Plan, plan
-from trainplan.solve.shape import micro_counts
+from trainplan.solve.shape import ENOUGH, micro_counts
 
 ALL_COUNTS_UP_TO = 16  # devices; beyond them only powers of two of devices or nodes, and all
 
@@ -33,12 +33,18 @@ def sketches(blocks: int, cluster: Cluster, batch: int) -> Iterator[Plan]:
             dp = used // pp
             if dp > batch:
                 continue
-            for micro in micro_counts(plan(dp=dp, pp=pp), batch):
+            few, many = micro_counts(plan(dp=dp, pp=pp), batch)
+            for micro in few + many:
                 # One stage has nothing to order, and one micro-batch has only one order.
                 schedules = ("naive",) if pp == 1 or micro == 1 else WORDS["schedule"]
                 for schedule in schedules:
                     for recompute in WORDS["recompute"]:
                         yield plan(dp=dp, pp=pp, micro=micro, schedule=schedule, recompute=recompute, blocks=blocks)
+
+
+def for_memory(sketch: Plan) -> bool:
+    """Whether there are so many micro-batches that more of them only save memory."""
+    return sketch.micro > ENOUGH * sketch.pp
 
 
 Shape = tuple[int, int, str, str]

@@ -42,11 +42,15 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
     cluster, tables = limited(cluster, request.memory), tables or Tables(profile)
     sketch = shape(request, len(profile.blocks), cluster.world, batch)
     left = open_fields(request)
-    counts = [sketch.micro]
+    few, many = [sketch.micro], list[int]()
     if "micro" in left and (sketch.pp > 1 or sketch.key == "accumulate"):
-        counts = micro_counts(sketch, batch)
-    tried = [draft(replace(sketch, micro=count), cluster, batch, tables) for count in counts]
-    return refine(best(tried), left, cluster, batch, tables)
+        few, many = micro_counts(sketch, batch)
+    found = best([draft(replace(sketch, micro=count), cluster, batch, tables) for count in few])
+    for count in many:
+        if found.fits:
+            break
+        found = best([found, draft(replace(sketch, micro=count), cluster, batch, tables)])
+    return refine(found, left, cluster, batch, tables)
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
