@@ -11,133 +11,30 @@ changes to the cluster, as `["link=25GB/s"]` or `{"link": "25GB/s"}`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainplan.errors import InputError, PlanError, RunError
+from trainplan.errors import InputError, PlanError
+from trainplan.situation import Changes, Situation, cluster_for, name_of, plan_for, profile_for, situation, torch_device
 
 if TYPE_CHECKING:
     from trainplan.cluster.cluster import Cluster
     from trainplan.plan.plan import Plan, Request
     from trainplan.predict.predict import Prediction
     from trainplan.profile.profile import Profile
-    from trainplan.report.answers import Compared, Described, Drawn, Predicted, Profiled, Ran, Recommended, Systems
+    from trainplan.report.answers import (
+        Compared,
+        Described,
+        Drawn,
+        Predicted,
+        Prepared,
+        Profiled,
+        Ran,
+        Recommended,
+        Systems,
+    )
     from trainplan.report.explain import Explanation
 
 DEFAULT_WORKLOAD = "resnet18:cifar10,batch=32,lr=0.01"  # small enough for a laptop
-Changes = Sequence[str] | Mapping[str, str]
-
-
-# -- what is asked about ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Situation:
-    """A model on a cluster, with its batch: what every question is about."""
-
-    workload: str  # its name; "" where it has none that another process could load
-    profile: Profile
-    cluster: Cluster
-    batch: int
-
-
-def cluster_for(cluster: str | Cluster, set: Changes = (), refresh: bool = False) -> Cluster:
-    """The cluster that is meant, with the changes that were asked for."""
-    from trainplan.cluster.overrides import with_overrides
-    from trainplan.cluster.parse import cluster as parse
-    from trainplan.report.progress import progress
-
-    if isinstance(cluster, str):
-        with progress() as report:
-            cluster = parse(cluster, progress=report, refresh=refresh)
-    changes = dict(set) if isinstance(set, Mapping) else dict(_change(word) for word in set)
-    return with_overrides(cluster, changes) if changes else cluster
-
-
-def _change(word: str) -> tuple[str, str]:
-    key, equals, value = word.partition("=")
-    if not equals or not value:
-        raise InputError(f"--set {word}", "a change has the form KEY=VALUE", "--set link=25GB/s")
-    return key.strip(), value.strip()
-
-
-def profile_for(
-    model: Any, cluster: Cluster, batch: int | None = None, *, compile: bool = False, refresh: bool = False
-) -> Profile:
-    """The profile of a model on a cluster's devices: measured if the device is here, estimated if not.
-
-    A profile that was measured before on this machine with the same versions is taken from the cache.
-    """
-    from trainplan.report.progress import progress
-    from trainplan.workload.load import load
-
-    workload = load(model, **({"batch": batch} if batch else {}))
-    names = {device.name for node in cluster.nodes for device in node.devices}
-    if len(names) > 1:
-        why = f"its devices are {', '.join(sorted(names))}, and plans for mixed devices are not there yet"
-        raise PlanError(f"cluster {cluster.name}", why, f"the {sorted(names)[0]} alone")
-    with progress() as report:
-        here = _device_here(names.pop())
-        if here is None:
-            from trainplan.profile.estimate import estimate
-
-            return estimate(workload, cluster.device(0), progress=report)
-        from trainplan.profile.cache import measured
-
-        return measured(workload, device=here, compile=compile, refresh=refresh, progress=report)
-
-
-def _device_here(name: str) -> str | None:
-    """The torch device of this machine that is of this kind, or None."""
-    if name == "cpu":
-        return "cpu"
-    import torch
-
-    from trainplan.profile.machine import name_of
-
-    if torch.cuda.is_available() and name_of(torch.device("cuda", 0)) == name:
-        return "cuda"
-    return None
-
-
-def _situation(
-    model: Any, cluster: str | Cluster, batch: int | None, profile: str | Profile | None, set: Changes, compile: bool
-) -> Situation:
-    from trainplan.profile.profile import Profile
-
-    if batch is not None and batch < 1:
-        raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
-    there = cluster_for(cluster, set)
-    known: Any = profile
-    if known is None and (isinstance(model, Profile) or _is_profile(model)):
-        known = model
-    if known is not None:
-        found = known if isinstance(known, Profile) else Profile.load(known)
-        name = found.workload if known is model else str(model)
-        return Situation(name, found, there, batch or found.batch)
-    found = profile_for(model, there, batch, compile=compile)
-    return Situation(found.workload, found, there, batch or found.batch)
-
-
-def _is_profile(model: Any) -> bool:
-    return isinstance(model, Path) or (isinstance(model, str) and model.endswith(".json") and ":" not in model)
-
-
-def _plan(plan: str | Plan | Request, s: Situation) -> tuple[Plan, Cluster]:
-    """The plan that is meant, and the cluster with the memory that it may use."""
-    from trainplan.plan.plan import Plan
-    from trainplan.plan.text import parse
-    from trainplan.solve.limits import limited
-    from trainplan.solve.resolve import resolve
-
-    if isinstance(plan, Plan):
-        return plan, s.cluster
-    request = parse(plan) if isinstance(plan, str) else plan
-    return resolve(request, s.profile, s.cluster, s.batch), limited(s.cluster, request.memory)
-
-
-# -- the commands -----------------------------------------------------------------------------------------------------
 
 
 def profile(
@@ -192,8 +89,8 @@ def predict(
     from trainplan.report.answers import Predicted
     from trainplan.report.trace import write
 
-    s = _situation(model, cluster, batch, profile, set, compile)
-    chosen, there = _plan(plan, s)
+    s = situation(model, cluster, batch, profile, set, compile)
+    chosen, there = plan_for(plan, s)
     found = simulate(chosen, s.profile, there, s.batch, keep=trace is not None)
     if trace:
         write(trace, [found.timeline()])
@@ -219,7 +116,7 @@ def recommend(
     from trainplan.search.recommend import recommend as search
     from trainplan.units import parse_bytes
 
-    s = _situation(model, cluster, batch, profile, set, compile)
+    s = situation(model, cluster, batch, profile, set, compile)
     limit = parse_bytes(memory) if memory is not None else None
     with progress() as report:
         found = search(s.profile, s.cluster, s.batch, limit, top, progress=report)
@@ -254,8 +151,8 @@ def explain(
     from trainplan.predict.predict import predict as simulate
     from trainplan.report.explain import explain as words
 
-    s = _situation(model, cluster, batch, profile, set, compile)
-    chosen, there = _plan(plan, s)
+    s = situation(model, cluster, batch, profile, set, compile)
+    chosen, there = plan_for(plan, s)
     return words(simulate(chosen, s.profile, there, s.batch, keep=True), s.profile, there)
 
 
@@ -275,12 +172,41 @@ def run(
     seed: int = 0,
     nnodes: str = "1",
     endpoint: str = "",
-) -> Ran:
-    """Train under a plan on real processes, and put what happened beside what was predicted."""
-    s = _situation(model, cluster, batch, profile, (), compile)
-    chosen, there = _plan(plan, s)
+    dry_run: bool = False,
+) -> Ran | Prepared:
+    """Train under a plan on real processes, and put what happened beside what was predicted.
+
+    `dry_run`: only write the job, and say how torchrun starts it.
+    """
+    s = situation(model, cluster, batch, profile, (), compile)
+    chosen, there = plan_for(plan, s)
     fields = {"data": data, "samples": samples, "resume": resume, "save_every": save_every, "seed": seed}
+    if dry_run:
+        return _prepare(s, chosen, there, steps, out, compile, nnodes, endpoint, fields)
     return _run(s, chosen, there, steps, out, compile, nnodes=nnodes, endpoint=endpoint, **fields)
+
+
+def _prepare(
+    s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, nnodes: str, endpoint: str,
+    fields: dict[str, Any],
+) -> Prepared:  # fmt: skip
+    import shlex
+    from pathlib import Path
+
+    from trainplan.engine.job import Job
+    from trainplan.engine.launch import torchrun
+    from trainplan.plan.text import to_json
+    from trainplan.predict.predict import predict as simulate
+    from trainplan.report.answers import Prepared
+
+    device = "cpu" if s.profile.device == "cpu" else "cuda"
+    folder = Path(out or "trainplan-run").resolve()
+    job = Job(
+        name_of(s), to_json(plan), s.batch, steps, str(folder), backend=there.backend, device=device,
+        compiled=compile or s.profile.compiled, **fields,
+    ).save()  # fmt: skip
+    line = shlex.join(["torchrun", *torchrun(job, plan.world, nnodes, endpoint)[3:]])  # after python -m torch.…run
+    return Prepared(simulate(plan, s.profile, there, s.batch), str(job), line)
 
 
 def _run(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, **fields: Any) -> Ran:
@@ -295,7 +221,7 @@ def _run(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, 
         raise PlanError(f"--steps {steps}", "a run has at least one step", "--steps 20")
     expected = simulate(plan, s.profile, there, s.batch, keep=True)
     result = launch(
-        _name(s), plan, steps=steps, batch=s.batch, backend=there.backend, device=_torch_device(s), out=out,
+        name_of(s), plan, steps=steps, batch=s.batch, backend=there.backend, device=torch_device(s), out=out,
         compiled=compile or s.profile.compiled, **fields,
     )  # fmt: skip
     then = s.profile.provenance.reference_s
@@ -308,24 +234,6 @@ def _run(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, 
         drift=median(result.references) / then if result.references and then else 0.0,
         joined=join(expected.timeline(), result.timeline) if result.timeline.events else None,
     )
-
-
-def _name(s: Situation) -> str:
-    if not s.workload or s.workload.startswith("module"):
-        raise RunError(
-            "running a model that was made in Python",
-            "the processes of a run load it by its name, and it has none",
-            "path/file.py:function, or trainplan.build in your own training loop",
-        )
-    return s.workload
-
-
-def _torch_device(s: Situation) -> str:
-    here = _device_here(s.profile.device)
-    if here is None:
-        why = f"the plan is for {s.profile.device}, and this machine has none"
-        raise RunError(f"running on {s.cluster.name}", why, "--cluster local")
-    return here
 
 
 def compare(
@@ -343,10 +251,10 @@ def compare(
     from trainplan.engine.compare import compare as hold
     from trainplan.report.answers import Compared
 
-    s = _situation(model, cluster, batch, profile, (), False)
-    chosen, there = _plan(plan, s)
+    s = situation(model, cluster, batch, profile, (), False)
+    chosen, there = plan_for(plan, s)
     found = hold(
-        _name(s), chosen, steps=steps, batch=s.batch, seed=seed, backend=there.backend, device=_torch_device(s)
+        name_of(s), chosen, steps=steps, batch=s.batch, seed=seed, backend=there.backend, device=torch_device(s)
     )
     timed = _run(s, chosen, there, timed_steps, out, False, seed=seed, show=False)
     return Compared(found, timed)
@@ -382,8 +290,8 @@ def timeline(
     if plan is None:
         shown = [model if isinstance(model, Timeline) else Timeline.load(model)]
     else:
-        s = _situation(model, cluster, batch, profile, set, compile)
-        chosen, there = _plan(plan, s)
+        s = situation(model, cluster, batch, profile, set, compile)
+        chosen, there = plan_for(plan, s)
         expected: Prediction = simulate(chosen, s.profile, there, s.batch, keep=True)
         shown = [expected.timeline()]
     if measured:

@@ -178,6 +178,26 @@ class Ran:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """The answer of a dry `run`: the job, and how to start it."""
+
+    prediction: Prediction
+    job: str
+    command: str
+
+    def __str__(self) -> str:
+        p = self.prediction
+        fits = "fits" if p.fits else "DOES NOT FIT"
+        return (
+            f"{plan_text(p.plan)}: predicted {seconds(p.step_s)} a step, {gib(p.peak_bytes)} of {gib(p.limit_bytes)} "
+            f"({fits})\njob      {self.job}\nstart    {self.command}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"predicted": self.prediction.to_json(), "job": self.job, "command": self.command}
+
+
+@dataclass(frozen=True)
 class Recommended:
     """The answer of `recommend`."""
 
