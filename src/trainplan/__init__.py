@@ -20,7 +20,7 @@ COMMANDS = ("profile", "cluster", "predict", "recommend", "explain", "run", "com
 _ROOMS = ("profile", "cluster", "predict", "run")  # those that are modules too
 
 if TYPE_CHECKING:
-    from trainplan.api import compare, explain, recommend, systems, timeline
+    from trainplan.api import cluster, compare, explain, predict, profile, recommend, run, systems, timeline
     from trainplan.engine.trainer import build
 
 
