@@ -32,11 +32,11 @@ LEVELS: list[set[str]] = [
     {"predict", "engine"},
     {"solve", "search"},
     {"bench", "report", "convert"},
-    {"__init__", "api", "cli", "run"},
+    {"__init__", "api", "cli", "run", "situation"},
 ]
 BESIDE = {
     ("search", "solve"), ("bench", "report"),
-    ("units", "errors"), ("files", "errors"), ("cli", "api"), ("__init__", "api"),
+    ("units", "errors"), ("files", "errors"), ("cli", "api"), ("__init__", "api"), ("api", "situation"),
 }  # fmt: skip
 LEVEL = {room: number for number, level in enumerate(LEVELS) for room in level}
 
