@@ -50,7 +50,8 @@ def profiles(draw, most_blocks: int = 7, uneven: bool = True, simple: bool = Fal
         for i in count
     ]  # fmt: skip
     crossings = [Crossing(f"h{i}", i, (i + 1,), 0.0 if simple else float(number(0, 9)), 4) for i in range(blocks - 1)]
-    parameters = [Parameter(f"w{i}", (i,), 10, 40) for i in reversed(count)]
+    frozen = draw(st.sets(st.sampled_from(count))) if not simple else set()
+    parameters = [Parameter(f"w{i}", (i,), 10, 40, trainable=i not in frozen) for i in reversed(count)]
     if not simple and blocks > 1:
         for n in range(number(0, 3)):
             producer = number(0, blocks - 2)

@@ -11,7 +11,7 @@ from tests.program.strategies import Case, cases, examples
 from trainplan.plan.rules import micro_batches
 from trainplan.predict.clock import Played, play
 from trainplan.program.check import check
-from trainplan.program.lower.edges import edges, message_bytes
+from trainplan.program.lower.edges import edges
 from trainplan.program.ops import Kind, Value
 from trainplan.program.text import parse
 
@@ -111,12 +111,17 @@ def test_bytes_are_those_of_the_model(case: Case) -> None:
         )
     sizes = micro_batches(plan, case.batch)
     assert sum(map(sum, sizes)) == case.batch
+    stage_of = [stage for stage, (first, last) in enumerate(plan.bounds) for _ in range(first, last)]
     wanted = Counter()
-    for edge, replica in itertools.product(edges(profile, plan.bounds), range(plan.dp)):
-        for samples in sizes[replica]:
-            wanted[Kind.SEND_F, edge.source, message_bytes(profile, edge.crossings, samples)] += case.steps
-            if edge.gradients:
-                wanted[Kind.SEND_B, edge.target, message_bytes(profile, edge.gradients, samples)] += case.steps
+    for source, target in itertools.combinations(range(plan.pp), 2):
+        through = [c for c in profile.crossings if stage_of[c.producer] == source]
+        through = [c for c in through if target in {stage_of[block] for block in c.consumers}]
+        back = [c for c in through if c.needs_grad]
+        for samples in itertools.chain(*sizes):
+            for kind, sender, tensors in ((Kind.SEND_F, source, through), (Kind.SEND_B, target, back)):
+                if tensors:
+                    size = sum(round(c.bytes_per_sample * samples) + c.fixed_bytes for c in tensors)
+                    wanted[kind, sender, size] += case.steps
     sends = np.flatnonzero(np.isin(program.kind, (Kind.SEND_F, Kind.SEND_B)))
     found = Counter((Kind(int(program.kind[o])), int(program.stage[o]), int(program.bytes[o])) for o in sends)
     assert found == wanted
