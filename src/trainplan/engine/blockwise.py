@@ -34,7 +34,7 @@ class Graph:
 class BlockwisePass:
     """A micro-batch on its way back."""
 
-    env: dict[str, Tensor]  # crossings that blocks will read again
+    env: dict[str, Tensor]  # crossings that blocks will read again, and constants that they share
     gradients: dict[str, Tensor] = field(default_factory=dict)  # of crossings, as far as they have been summed
     graph: Graph | None = None
 
@@ -53,8 +53,9 @@ def forward(run: Runner, op: Instruction) -> None:
                 seed(block)
             stage.run_block(block, env, batch)
     hand_out(run, op, {name: env[name] for name in stage.makes})
-    wanted = {name for block in stage.captured.blocks[stage.first : stage.last] for name in block.reads}
-    state.passes[op.micro] = BlockwisePass({name: env[name] for name in wanted})
+    blocks = stage.captured.blocks[stage.first : stage.last]
+    wanted = {name for block in blocks for name in (*block.reads, *block.constants)}
+    state.passes[op.micro] = BlockwisePass({name: env[name] for name in wanted if name in env})
 
 
 def recompute(run: Runner, op: Instruction) -> None:
@@ -67,7 +68,7 @@ def recompute(run: Runner, op: Instruction) -> None:
     block = stage.captured.blocks[op.unit]
     needs = {c.name for c in stage.captured.crossings if c.needs_grad}
     leaves = {name: current.env[name].detach().requires_grad_(name in needs) for name in block.reads}
-    env = dict(leaves)
+    env = {**leaves, **{name: current.env[name] for name in block.constants if name in current.env}}
     if block.random:
         run.seeder(op.micro)(op.unit)
     buffers = [(buffer, buffer.clone()) for buffer in map(stage.get_buffer, block.writes)]
