@@ -1,6 +1,6 @@
 """A timeline: operations with start and end. Predicted or measured, it is the same value with the same names.
 
-`Timeline.names` are those of the program, so that predicted against measured is a join (`join`).
+Its events bear the names of the program's operations, so that predicted against measured is a join (`report.joined`).
 """
 
 from __future__ import annotations
