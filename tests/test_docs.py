@@ -1,0 +1,74 @@
+"""The docs tell the truth: their commands run, their generated tables are current, their links lead somewhere."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Run in order, in one folder: later commands use what earlier ones wrote.
+COMMANDS = [
+    line
+    for page in PAGES
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith(("trainplan ", "python "))
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like a clone, with a cache of its own."""
+    place = tmp_path_factory.mktemp("docs")
+    for name in ("examples", "benchmarks", "docs", "src"):
+        (place / name).symlink_to(ROOT / name)
+    return place
+
+
+@pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("trainplan ")])
+def test_command(line: str, folder: Path) -> None:
+    words = shlex.split(line)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "160"}
+    command = [sys.executable, "-m", "trainplan.cli", *words[1:]]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.stdout.strip()
+
+
+def test_make_targets_named_in_the_docs_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        for target in re.findall(r"`?make ([a-z-]+)`?", page.read_text()):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name} names make {target}"
+
+
+def test_generated_tables_are_current() -> None:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    for page in (ROOT / "docs").glob("*.md"):
+        assert tables.rewritten(page.read_text()) == page.read_text(), f"run: python docs/tables.py ({page.name})"
+
+
+def test_every_system_is_carried_by_something() -> None:
+    from trainplan.plan.systems import SYSTEMS
+
+    assert len(SYSTEMS) > 100
+    assert [key for key, row in SYSTEMS.items() if not row.carried_by] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
