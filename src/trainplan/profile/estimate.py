@@ -18,6 +18,8 @@ from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.operators import Op
 from trainplan.profile.profile import Block, Parameter, Profile, Provenance
 from trainplan.profile.roofline import (
+    ISSUE_BACKWARD_S,
+    ISSUE_FORWARD_S,
     Speed,
     between,
     issue_seconds,
@@ -126,8 +128,8 @@ def _block(
         flops=traces[0].flops / sizes[0],
         forward_s=tuple(seconds(t.forward) for t in traces),
         backward_s=tuple(seconds(t.backward) for t in traces),
-        forward_issue_s=tuple(issue_seconds(t.forward, speed) for t in traces),
-        backward_issue_s=tuple(issue_seconds(t.backward, speed) for t in traces),
+        forward_issue_s=tuple(issue_seconds(t.forward, ISSUE_FORWARD_S, speed) for t in traces),
+        backward_issue_s=tuple(issue_seconds(t.backward, ISSUE_BACKWARD_S, speed) for t in traces),
         update_s=run,
         update_issue_s=issue,
         saved_bytes=tuple(float(t.saved_bytes) for t in traces),

@@ -4,8 +4,12 @@ The clock is read at the border of every block. So a block meets the caches as i
 blocks before it, and not as it would in a tight loop by itself. Sizes take turns, and the reference kernel runs before
 the forward pass, between the passes and after the backward pass.
 
-Beside it whole steps are timed, which run all blocks as one piece: `gap.sum_gap` tells how far the blocks' sum is from
-them.
+* The host's time (on a CPU that is all there is) is taken from passes in one piece (`one_piece`), which run exactly as
+  the engine runs a stage.
+* A GPU's time is taken from a walk that stops at every border (`walk`), because the device must be kept from waiting
+  for the host within each block (`timing`).
+
+Beside it whole steps are timed without looking at borders: `gap.sum_gap` tells how far the blocks' sum is from them.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from torch import Tensor
 
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved, watch
+from trainplan.profile.one_piece import OnePiece
 from trainplan.profile.subject import BlockBytes, Subject, drop_gradients, trainable
 from trainplan.profile.timing import Spent
 from trainplan.profile.update import resting, state_bytes
@@ -76,7 +81,8 @@ class InChain:
     def _watch_step(self, size: int) -> None:
         """The peak of a whole step, with what is there before and after it."""
         subject = self.subject
-        self._step(size, lambda what, work: work())  # makes the optimizer's state
+        if not self.optimizer.state:
+            self._step(size, lambda what, work: work())  # makes it
         with watch(subject.device) as seen:
 
             def watched(what: str, work: Callable[[], object]) -> None:
@@ -96,22 +102,36 @@ class InChain:
 
     def round(self, size: int) -> None:
         """Time every block once, and one whole step."""
-        subject, walk = self.subject, self.subject.walk(size)
+        subject = self.subject
         note, reference = subject.readings.note, subject.reference.core_seconds
         before = reference()
-        there = [self._forward(walk, size, index) for index in subject.blocks]
+        piece = OnePiece(subject.captured, subject.batch(size), subject.workload.loss, subject.clock.host)
+        there = piece.forward(self.stage)
         between = reference()
-        back = [self._backward(walk, size, index) for index in reversed(subject.blocks)][::-1]
+        back = piece.backward()
+        drop_gradients(self.stage)
+        if subject.device.type == "cuda":
+            runs = self._walk(size)
+            drop_gradients(self.stage)
+        else:
+            runs = [Spent(seconds, 0.0) for seconds in there], [Spent(seconds, 0.0) for seconds in back]
+            there, back = [0.0] * len(there), [0.0] * len(back)
         after = reference()
         for index in subject.blocks:
-            note(("forward", size, index), there[index], (before + between) / 2)
-            note(("backward", size, index), back[index], (between + after) / 2)
-        drop_gradients(self.stage)
+            forward, backward = Spent(runs[0][index].run_s, there[index]), Spent(runs[1][index].run_s, back[index])
+            note(("forward", size, index), forward, (before + between) / 2)
+            note(("backward", size, index), backward, (between + after) / 2)
         spent: dict[str, Spent] = {}
         self._step(size, lambda what, work: spent.update({what: Spent(subject.clock.whole(work), 0.0)}))
         beside = (after + reference()) / 2
         for what, seconds in spent.items():
             note((f"whole {what}", size), seconds, beside)
+
+    def _walk(self, size: int) -> tuple[list[Spent], list[Spent]]:
+        walk = self.subject.walk(size)
+        there = [self._forward(walk, size, index) for index in self.subject.blocks]
+        back = [self._backward(walk, size, index) for index in reversed(self.subject.blocks)]
+        return there, back[::-1]
 
     def _forward(self, walk: Walk, size: int, index: int) -> Spent:
         spent = self.subject.clock.time(("forward", size, index), lambda: walk.forward(self.stage, index))
@@ -144,10 +164,7 @@ class InChain:
         passes: list[float] = []
         before = subject.reference.core_seconds()
         for _ in range(2):
-            walk = subject.walk(size)
-            for index in subject.blocks:
-                self._forward(walk, size, index)
-            passes.append(sum(self._backward(walk, size, index).run_s for index in reversed(subject.blocks)))
+            passes.append(sum(spent.run_s for spent in self._walk(size)[1]))
         reference = (before + subject.reference.core_seconds()) / 2
         subject.added.setdefault(None, []).append((passes[1] - passes[0]) / reference)
         drop_gradients(self.stage)

@@ -31,12 +31,12 @@ from trainplan.profile.update import time_updates
 from trainplan.units import gib
 from trainplan.workload.workload import Workload
 
-SECONDS = 20.0  # of timing, roughly; capturing and the first runs come on top
+SECONDS = 12.0  # of timing, roughly; capturing and the first runs come on top
 LEAST_REPEATS, MOST_REPEATS = 3, 15
-LARGEST_SHARE = 0.5  # of the seconds may go to the largest size; a size that would need more is not measured
+LARGEST_SHARE = 0.75  # of the seconds may go to the largest size; a size that would need more is not measured
 MEMORY_SHARE = 0.8  # of the free memory may be used
 SPARE = 1.3  # what a step needs, over the sum of what is known before it has run
-PROBE_S = 0.25  # accumulation and arrival of gradients are measured at the largest sizes with shorter steps
+PROBE_S = 0.12  # accumulation and arrival of gradients are measured at the largest sizes with shorter steps
 
 Progress = Callable[[str, float], None]
 
@@ -90,7 +90,7 @@ class _Prepared:
     model: torch.nn.Module | None  # None: it is too large to be built
     captured: Captured
     base: Profile  # structure without times
-    traces: tuple[Trace, Trace]  # for two sizes
+    trace: Trace
     limit: float  # bytes that may be used
 
     @property
@@ -99,14 +99,9 @@ class _Prepared:
 
     def needed(self, size: int) -> float:
         """Bytes of a training step with so many samples, roughly."""
-        small, large = self.traces
-        kept = [
-            sum(b.saved_bytes for b in t.blocks)
-            + sum(c.shape.bytes(t.samples) for c in self.captured.crossings if t.saved_by.get(c.name))
-            for t in self.traces
-        ]
-        slope = (kept[1] - kept[0]) / (large.samples - small.samples)
-        activations = max(0.0, kept[0] + slope * (size - small.samples)) + self.base.input_bytes_per_sample * size
+        crossing = [c for c in self.captured.crossings if self.trace.saved_by.get(c.name)]
+        inside = sum(block.saved_bytes for block in self.trace.blocks) * size / self.trace.samples
+        activations = inside + sum(c.shape.bytes(size) for c in crossing) + self.base.input_bytes_per_sample * size
         weights = sum(p.bytes for p in self.base.parameters)
         return SPARE * (activations + 4 * weights)  # gradients, and as much as Adam keeps
 
@@ -127,8 +122,7 @@ def _prepare(workload: Workload, device: torch.device, limit: float, verify: boo
     if verify and model is not None:
         hold_against_eager(captured, model, example, workload.loss)
     base = structure(captured, workload, example)
-    traces = (trace(captured, workload, 2), trace(captured, workload, 4))
-    return _Prepared(skeleton, model, captured, base, traces, limit)
+    return _Prepared(skeleton, model, captured, base, trace(captured, workload, 2), limit)
 
 
 def _checked(samples: Sequence[int] | None, workload: Workload) -> list[int]:
@@ -172,7 +166,7 @@ def _in_chain(
         say(f"first runs with {size} samples", 0.05 + 0.2 * len(chosen) / len(sizes))
         try:
             chain.survey(size)
-        except RuntimeError as error:
+        except Exception as error:
             if size == 1 and not given and len(sizes) > 1:
                 continue  # a model may need two samples (statistics over the batch); then the sizes begin at 2
             raise ModelError(
@@ -182,7 +176,7 @@ def _in_chain(
         if not given and len(chosen) > 1 and 2 * chain.cost_s[size] * LEAST_REPEATS > LARGEST_SHARE * seconds:
             break
     _rounds(chain, chosen, repeats, seconds, say)
-    quick = [size for size in chosen if chain.cost_s[size] / 2 <= PROBE_S][-3:] or chosen[:1]
+    quick = [size for size in chosen if chain.cost_s[size] / 2 <= PROBE_S][-2:] or chosen[:1]
     for turn in range(LEAST_REPEATS):
         for size in quick:
             say(f"gradients with {size} samples", 0.9 + 0.05 * turn / LEAST_REPEATS)
@@ -221,7 +215,7 @@ def _rounds(chain: InChain, sizes: list[int], repeats: int | None, seconds: floa
 
 
 def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: list[int], verified: bool) -> Profile:
-    readings, base, small = subject.readings, prepared.base, prepared.traces[0]
+    readings, base, traced = subject.readings, prepared.base, prepared.trace
     updates, workspace = _updates(subject, wholes), _update_workspace(subject)
     added = _accumulation(subject, base)
     blocks = []
@@ -231,7 +225,7 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
         blocks.append(
             replace(
                 block,
-                flops=small.blocks[index].flops / small.samples,
+                flops=traced.blocks[index].flops / traced.samples,
                 forward_s=tuple(readings.run_s(("forward", size, index)) for size in sizes),
                 backward_s=tuple(readings.run_s(("backward", size, index)) for size in sizes),
                 forward_issue_s=tuple(readings.issue_s(("forward", size, index)) for size in sizes),

@@ -134,7 +134,8 @@ def watch(device: torch.device) -> Iterator[Watch]:
     # Otherwise the profiler's library prints two lines whenever it starts and stops (torch 2.13).
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+    # One cycle; without `acc_events` some versions of torch warn that a second one would forget the first.
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
         yield found
     found.levels.update(_replay(profiler))
 

@@ -20,10 +20,11 @@ CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
 READ_TWICE = {"native_batch_norm", "native_batch_norm_backward", "_log_softmax", "_softmax"}
 
 # Share of the peak.
-PRODUCT = 0.85  # large products on an A100 in bf16: 0.83 to 0.87 (fitted to vTrain's public single-node rows)
+PRODUCT = 0.70  # in fp32 without tensor cores (a GPT of 124 M parameters on an H200: 0.56 to 0.65)
+PRODUCT_TENSOR_CORES = 0.85  # large products on an A100: 0.83 to 0.87 (fitted to vTrain's public single-node rows)
 CONVOLUTION = 0.68  # ResNets in fp32 on a Titan RTX (cgnorthcutt/cnn-gpu-benchmarks@eb762d8)
 WINOGRAD = 0.92  # 3 × 3 at stride 1 in fp32 needs fewer products: VGGs there (ryujaehun/pytorch-gpu-benchmark@3f47a9e)
-CONVOLUTION_TENSOR_CORES = 0.40  # assumed: layers are small and channels come first, so far less of a larger peak
+CONVOLUTION_TENSOR_CORES = 0.25  # ResNet-50 in tf32 on an H200, batch 32: layers are small for so large a peak
 ATTENTION = 0.50  # flash attention, forward and backward (MPT on A100 and H100: mosaicml/llm-foundry's table)
 STREAM = 0.75  # of the memory's rate, A100 (vTrain, as above); 0.82 on a Titan RTX
 DEPTHWISE_STREAM = 0.25  # assumed: MobileNet takes about twice what its bytes would
@@ -31,8 +32,10 @@ MISALIGNED = 0.38  # a product on tensor cores with a dimension that is not a mu
 
 # Seconds.
 KERNEL_S = 3e-6  # from one kernel to the next on the device (vTrain, as above)
-ISSUE_S = 10e-6  # of the host for an eager operator, with the views around it (0.65 ms for 69 on a current server)
-FOREACH_TENSOR_S = 1.5e-6  # of the host for each tensor that a fused update goes over (assumed)
+# Of the host for an eager operator, with the views and the bookkeeping around it (ResNets and a GPT on the host of an
+# H200, torch 2.11: 27 to 42 µs forward, 33 to 51 µs backward).
+ISSUE_FORWARD_S, ISSUE_BACKWARD_S = 30e-6, 45e-6
+FOREACH_TENSOR_S = 3e-6  # of the host for each tensor that an operator of an update goes over (same machine)
 CPU_OP_S = 5e-6  # of a CPU worker for calling an operator at all (assumed)
 
 
@@ -87,8 +90,8 @@ def run_seconds(op: Op, speed: Speed) -> float:
     >>> from trainplan.cluster.cluster import Device
     >>> toy = Device("toy", 2**30, {"fp32": 1e12}, 1e12)
     >>> square = Op("mm", 2 * 1024**3, 8 * 1024**2, 4 * 1024**2, (1024, 1024, 1024))
-    >>> round(run_seconds(square, speed_of(toy, "fp32")) * 1e3, 3)  # 2.147 GFLOP at 0.85 TFLOP/s
-    2.529
+    >>> round(run_seconds(square, speed_of(toy, "fp32")) * 1e3, 3)  # 2.147 GFLOP at 0.70 TFLOP/s
+    3.071
     """
     arithmetic = 0.0
     stream = STREAM
@@ -101,16 +104,18 @@ def run_seconds(op: Op, speed: Speed) -> float:
     elif op.name == "attention":
         arithmetic = op.flops * op.share / (speed.products * ATTENTION)
     elif op.flops:
-        slowed = speed.tensor_products and any(size % 8 for size in op.shape)
-        arithmetic = op.flops / (speed.products * PRODUCT * (MISALIGNED if slowed else 1.0))
+        share = PRODUCT
+        if speed.tensor_products:
+            share = PRODUCT_TENSOR_CORES * (MISALIGNED if any(size % 8 for size in op.shape) else 1.0)
+        arithmetic = op.flops / (speed.products * share)
     moved = op.read * (2 if op.name in READ_TWICE else 1) + op.written
     traffic = moved / (speed.device.memory_rate * stream)
     return max(arithmetic, traffic) + (CPU_OP_S if speed.is_cpu else KERNEL_S)
 
 
-def issue_seconds(ops: Sequence[Op], speed: Speed) -> float:
+def issue_seconds(ops: Sequence[Op], each: float, speed: Speed) -> float:
     """Seconds of the host that issues these operators; on a CPU the host is the device."""
-    return 0.0 if speed.is_cpu else len(ops) * ISSUE_S
+    return 0.0 if speed.is_cpu else len(ops) * each
 
 
 def update_seconds(ops: Sequence[Op], tensors: int, speed: Speed) -> tuple[float, float]:
@@ -121,7 +126,7 @@ def update_seconds(ops: Sequence[Op], tensors: int, speed: Speed) -> tuple[float
     if speed.is_cpu:
         return traffic + len(ops) * CPU_OP_S, 0.0
     kinds = len(ops) / max(1, tensors)  # operators for each tensor
-    return traffic + kinds * KERNEL_S, kinds * (ISSUE_S + tensors * FOREACH_TENSOR_S)
+    return traffic + kinds * KERNEL_S, len(ops) * FOREACH_TENSOR_S
 
 
 def between(small: Op, large: Op, position: float) -> Op:

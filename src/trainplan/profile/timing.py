@@ -32,9 +32,11 @@ class Spent:
 class HostClock:
     """Times work that the calling thread does itself."""
 
-    def elapsed(self) -> float:
-        """Seconds since some moment, for budgets."""
+    def host(self) -> float:
+        """Seconds of the host since some moment."""
         return time.thread_time()
+
+    elapsed = host  # for budgets
 
     def time(self, what: Hashable, work: Callable[[], object]) -> Spent:
         start = time.thread_time()
@@ -65,6 +67,10 @@ class DeviceClock:
             end = self._event()
             end.synchronize()
             self._cycles_per_s = cycles / (begin.elapsed_time(end) / 1e3)
+
+    def host(self) -> float:
+        """Seconds of the host since some moment."""
+        return time.perf_counter()
 
     def elapsed(self) -> float:
         """Seconds since some moment, for budgets."""

@@ -91,7 +91,8 @@ def _back(walk: Walk, stage: Stage, index: int, recorder: Recorder, block: Block
     """The backward pass of a block: its operators, when gradients arrive, and its workspace."""
     recorder.ops = block.backward
     captured = walk.captured
-    own = {name: stage.get_parameter(name) for name in captured.blocks[index].holds if _trained(captured, name)}
+    holds = captured.blocks[index].holds
+    own = {name: p for name, p in stage.named_parameters() if name in holds and p.requires_grad}
     there = {name for name, parameter in own.items() if parameter.grad is not None}
     handles = [
         parameter.register_post_accumulate_grad_hook(
@@ -108,13 +109,7 @@ def _back(walk: Walk, stage: Stage, index: int, recorder: Recorder, block: Block
     flowing = sum(c.shape.bytes(walk.batch.samples) for c in captured.crossings if c.name in reads and c.needs_grad)
     made = [p.nbytes for name, p in own.items() if p.grad is not None and name not in there]
     # Where gradients are added to, a new one has memory of its own for a moment.
-    largest = max((p.nbytes for p in own.values() if p.grad is not None), default=0)
-    block.backward_workspace_bytes = max(0, peak - start - flowing - sum(made)) + largest
-
-
-def _trained(captured: Captured, name: str) -> bool:
-    item = captured.exported.held[name]
-    return item.kind == "parameter" and item.trainable
+    block.backward_workspace_bytes = max(0, peak - start - flowing - sum(made)) + max(made, default=0)
 
 
 def _fake_stage(captured: Captured) -> Stage:

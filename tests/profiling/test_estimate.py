@@ -1,0 +1,156 @@
+"""Estimated profiles: closed forms, published timings, and the one thing of the zoo that does not fit."""
+
+import time
+
+import psutil
+import pytest
+from torch import nn
+
+from trainplan.cluster.catalogue import device
+from trainplan.cluster.cluster import Device
+from trainplan.cluster.parse import cluster
+from trainplan.errors import InputError
+from trainplan.plan.plan import plan
+from trainplan.predict.predict import predict
+from trainplan.profile.estimate import estimate
+from trainplan.profile.gap import two_lanes
+from trainplan.profile.measure import measure
+from trainplan.profile.operators import Op
+from trainplan.profile.roofline import KERNEL_S, MISALIGNED, PRODUCT, STREAM, run_seconds, speed_of
+from trainplan.workload.load import load
+
+from . import models
+
+TOY = Device("toy", 2**34, {"fp32": 1e12}, 1e11)
+
+
+def step_seconds(profile, place=0):
+    passes = [
+        (sum(b.forward_s[place] for b in profile.blocks), sum(b.forward_issue_s[place] for b in profile.blocks)),
+        (sum(b.backward_s[place] for b in profile.blocks), sum(b.backward_issue_s[place] for b in profile.blocks)),
+        (sum(b.update_s for b in profile.blocks), sum(b.update_issue_s for b in profile.blocks)),
+    ]
+    return two_lanes(passes)
+
+
+def test_a_large_linear_layer_takes_its_arithmetic():
+    profile = estimate(models.of(nn.Linear(2048, 4096), (2048,), classes=4096), TOY, samples=[1024])
+    product = 2 * 1024 * 2048 * 4096
+    assert profile.flops == product / 1024
+    assert profile.kind == "estimated"
+    assert profile.total("forward_s", 0, 1, 1024) == pytest.approx(product / (1e12 * PRODUCT), rel=0.05)
+    # The model's input needs no gradient: one product, not two.
+    assert profile.total("backward_s", 0, 1, 1024) == pytest.approx(product / (1e12 * PRODUCT), rel=0.1)
+
+
+def test_a_small_operator_takes_its_bytes_or_a_kernel():
+    speed = speed_of(TOY, "fp32")
+    assert run_seconds(Op("add", 0.0, 8_000_000, 4_000_000), speed) == pytest.approx(12e6 / (1e11 * STREAM) + KERNEL_S)
+    assert run_seconds(Op("add", 0.0, 8, 4), speed) == pytest.approx(KERNEL_S, rel=0.01)
+
+
+def test_an_odd_dimension_slows_tensor_cores_only():
+    def product(columns: int) -> Op:
+        return Op("mm", 2.0 * 4096 * 4096 * columns, 0, 0, (4096, 4096, columns))
+
+    tensor, plain = speed_of(device("A100-80"), "tf32"), speed_of(device("A100-80"), "fp32")
+    ratios = [run_seconds(product(50257), speed) / run_seconds(product(50256), speed) for speed in (tensor, plain)]
+    assert ratios == pytest.approx([1 / MISALIGNED, 1.0], rel=0.01)
+
+
+def test_sizes_that_were_not_traced_lie_on_the_line():
+    workload = load("resnet18:cifar10")
+    profile = estimate(workload, device("T4"), samples=[1, 3, 8])
+    direct = estimate(workload, device("T4"), samples=[8])
+    for block, same in zip(profile.blocks, direct.blocks, strict=True):
+        assert block.saved_bytes[2] == same.saved_bytes[0]
+        assert block.forward_s[2] == pytest.approx(same.forward_s[0])
+        assert list(block.backward_s) == sorted(block.backward_s)
+        assert block.flops == same.flops
+
+
+def test_bytes_of_an_estimate_are_those_of_a_measurement():
+    workload = load(models.GPT)
+    guess = estimate(workload, device("cpu"), samples=[2, 4])
+    truth = measure(workload, samples=[2, 4], repeats=1, verify=False)
+    for one, other in zip(guess.blocks, truth.blocks, strict=True):
+        assert one.saved_bytes == other.saved_bytes
+        assert one.flops == other.flops
+        # What a kernel allocates for itself is not seen (here, that of attention).
+        assert one.forward_workspace_bytes == pytest.approx(other.forward_workspace_bytes, rel=0.01)
+        assert 0.3 * other.backward_workspace_bytes[0] <= one.backward_workspace_bytes[0]
+        assert one.backward_workspace_bytes[0] <= 1.2 * other.backward_workspace_bytes[0]
+    assert guess.crossings == truth.crossings
+    assert guess.state_bytes_per_parameter == truth.state_bytes_per_parameter
+    assert [p.name for p in guess.parameters] == [p.name for p in truth.parameters]
+    # On a CPU, the host is the device.
+    assert not any(block.forward_issue_s[0] for block in guess.blocks)
+
+
+def test_small_work_on_a_gpu_is_bound_by_the_host():
+    profile = estimate(load(models.GPT), device("H200"), samples=[1, 2])
+    run, issue = (sum(getattr(b, name)[0] for b in profile.blocks) for name in ("backward_s", "backward_issue_s"))
+    assert issue > 3 * run
+    assert step_seconds(profile, 0) == pytest.approx(step_seconds(profile, 1), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "cold", "hot"), [("resnet18", 128, 1.02, 1.28), ("resnet50", 64, 3.52, 3.56)]
+)
+def test_resnets_on_a_titan_rtx(name, batch, cold, hot):
+    """Milliseconds an image in fp32, published (cgnorthcutt/cnn-gpu-benchmarks@eb762d8).
+
+    The efficiency of convolutions in the roofline is from ResNets on this card, so this checks the sum, not the
+    constant.
+    """
+    profile = estimate(load(f"{name}:imagenet"), device("TitanRTX"), samples=[batch])
+    assert 0.85 * cold < 1e3 * step_seconds(profile) / batch < 1.15 * hot
+
+
+def test_a_gpt_of_a_billion_parameters_takes_seconds_and_no_memory():
+    started, before = time.perf_counter(), psutil.Process().memory_info().rss
+    workload = load("gpt:layers=24,hidden=1792,heads=28,seq=1024")
+    profile = estimate(workload, device("A100-80"), samples=[8])
+    assert profile.parameter_count == pytest.approx(1.017e9, rel=0.01)
+    # 6 FLOP for every parameter of a product and token, and attention over half the sequence forward and back.
+    tokens = 8 * 1024
+    products = profile.parameter_count - 1024 * 1792
+    assert 8 * profile.flops == pytest.approx(2 * products * tokens + 24 * 4 * 1024 * 1792 * tokens, rel=0.01)
+    assert psutil.Process().memory_info().rss - before < 1e9
+    assert time.perf_counter() - started < 40  # some five seconds alone
+
+
+HIGHRES = {"resnet152": False, "resnet50": True, "vgg16": True}
+ALL = {
+    f"{network}:{data}": (network, data) != ("resnet152", "highres")
+    for network in ("resnet18", "resnet50", "resnet152", "vgg11", "vgg16", "mobilenetv2")
+    for data in ("mnist", "cifar10", "imagenet", "highres")
+}
+
+
+def fits_a_titan(name: str) -> bool:
+    batch = {"mnist": 128, "cifar10": 64, "imagenet": 32, "highres": 32}[name.split(":")[1]]
+    titan = cluster("1xTitanRTX")
+    profile = estimate(load(name), titan.device(0), samples=[batch])
+    return predict(plan(blocks=len(profile.blocks)), profile, titan, batch=batch).fits
+
+
+@pytest.mark.parametrize("network", HIGHRES)
+def test_what_fits_a_titan_rtx_at_the_largest_images(network):
+    """Measured there with 24 GiB and batches of 32: ResNet-152 ran out of memory, and nothing else."""
+    assert fits_a_titan(f"{network}:highres") == HIGHRES[network]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_of_the_whole_zoo_one_does_not_fit(name):
+    assert fits_a_titan(name) == ALL[name]
+
+
+def test_refusals():
+    with pytest.raises(InputError, match="fp32 and tf32"):
+        estimate(models.skip(), device("H200"), precision="bf16")
+    with pytest.raises(InputError, match="the device has fp32"):
+        estimate(models.skip(), device("V100-16"), precision="tf32")
+    with pytest.raises(InputError, match="at least 1"):
+        estimate(models.skip(), device("H200"), samples=[])
