@@ -34,6 +34,11 @@ def _one_node(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
     return len({cluster.node_of(rank) for rank in ranks}) == 1
 
 
+def is_probed(cluster: Cluster, source: int, target: int) -> bool:
+    """Whether messages between two ranks were measured from end to end."""
+    return _one_node(cluster, (source, target)) and _curve(cluster, "p2p", 2) is not None
+
+
 def message(cluster: Cluster, source: int, target: int, size: int) -> float:
     """Seconds that a message holds the link."""
     curve = _curve(cluster, "p2p", 2) if _one_node(cluster, (source, target)) else None

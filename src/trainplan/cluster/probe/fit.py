@@ -68,14 +68,16 @@ def slowdowns(workers: Sequence[Samples]) -> Slowdown:
     return Slowdown(**found)
 
 
-def contention(workers: Sequence[Samples], count: int) -> tuple[float, ...]:
+def contention(workers: Sequence[Samples], count: int, cores: int = 0) -> tuple[float, ...]:
     """How much slower a worker computes when 1, 2, … of them do; between measured numbers by a straight line.
 
     Rank 0 is busy in all of them: its ratio within a round is free of drift. It never falls: more neighbours do not
-    help.
+    help. Samples of CPU workers are seconds on a core; where workers outnumber the `cores`, they also take turns.
 
     >>> contention([{"busy.1": [1.0, 2.0], "busy.2": [1.1, 2.2], "busy.4": [1.0, 2.0]}], 4)
     (1.0, 1.1, 1.1, 1.1)
+    >>> contention([{"busy.1": [1.0], "busy.2": [1.1], "busy.4": [1.2]}], 4, cores=2)
+    (1.0, 1.1, 1.75, 2.4)
     """
     first = workers[0]
     alone = first["busy.1"]
@@ -83,7 +85,7 @@ def contention(workers: Sequence[Samples], count: int) -> tuple[float, ...]:
     ratios = []
     for busy in measured:
         ratio = median(time / base for time, base in zip(first[f"busy.{busy}"], alone, strict=True))
-        ratios.append(max(ratio, 1.0))
+        ratios.append(max(ratio, 1.0) * max(1.0, busy / cores if cores else 1.0))
     rising = np.maximum.accumulate(ratios)
     return tuple(round(float(value), 4) for value in np.interp(range(1, count + 1), measured, rising))
 

@@ -156,7 +156,7 @@ def _cluster(name: str, results: list[dict[str, Any]], settings: dict[str, Any],
         backend=backend,
         collectives=curves,
         slowdown=fit.slowdowns(workers),
-        contention=fit.contention(workers, count),
+        contention=fit.contention(workers, count, machine.cores() if settings["device"] == "cpu" else 0),
         source=source,
         notes=tuple(notes),
     )
