@@ -94,8 +94,8 @@ def test_threads_and_random_numbers_are_as_they_were():
 def test_a_model_that_does_not_fit_is_measured_block_by_block():
     """Bytes are the same as in the chain; weights that two blocks share, and a skip over blocks, are no obstacle."""
     workload = load("vgg11:mnist")
-    whole = measure(workload, samples=[2, 4], repeats=2, seconds=1.0)
-    parts = measure(workload, samples=[2, 4], repeats=2, seconds=1.0, memory=64 * MIB)
+    whole = measure(workload, samples=[2], repeats=2, seconds=1.0)
+    parts = measure(workload, samples=[2], repeats=2, seconds=1.0, memory=64 * MIB)
     assert whole.whole
     assert not parts.whole
     assert not parts.provenance.verified
@@ -105,7 +105,7 @@ def test_a_model_that_does_not_fit_is_measured_block_by_block():
         assert other.update_s > 0
     assert [c.saved_by for c in whole.crossings] == [c.saved_by for c in parts.crossings]
     assert parts.state_bytes_per_parameter == whole.state_bytes_per_parameter
-    seconds = [sum(b.forward_s[1] + b.backward_s[1] for b in profile.blocks) for profile in (whole, parts)]
+    seconds = [sum(b.forward_s[0] + b.backward_s[0] for b in profile.blocks) for profile in (whole, parts)]
     assert seconds[1] == pytest.approx(seconds[0], rel=0.5)
     skip = measure(models.skip(), samples=[2], repeats=1, memory=1)
     assert all(block.forward_s[0] > 0 for block in skip.blocks)

@@ -20,17 +20,28 @@ def test_the_host_clock_counts_the_core_and_not_the_wall():
 
 def test_readings_see_through_a_machine_that_changes_its_speed():
     readings = Readings()
-    for speed in (1.0, 0.5, 2.0, 1.0, 0.7):
-        readings.note("a", Spent(3.0 / speed, 0.0), 0.01 / speed)
+    for speed in [1.0] * 10 + [0.5] * 8 + [1.0] * 10 + [2.0] * 8:
+        readings.look(0.01 / speed)
+        readings.note("a", Spent(3.0 / speed, 0.0))
+    assert readings.reference_s == 0.01
     assert readings.run_s("a") == pytest.approx(3.0)
     assert readings.spread("a") == pytest.approx(0.0)
-    assert readings.count("a") == 5
+    assert readings.count("a") == 36
+
+
+def test_one_bad_reading_of_the_reference_does_no_harm():
+    readings = Readings()
+    for number in range(9):
+        readings.look(0.05 if number == 4 else 0.01)
+        readings.note("a", Spent(2.0, 0.0))
+    assert readings.ratios("a") == pytest.approx([200.0] * 9)
 
 
 def test_spread_is_the_interquartile_range():
     readings = Readings()
     for seconds in (1.0, 2.0, 3.0, 4.0, 5.0):
-        readings.note("a", Spent(seconds, 0.0), 1.0)
+        readings.look(1.0)
+        readings.note("a", Spent(seconds, 0.0))
     assert readings.spread("a") == pytest.approx(2.0 / 3.0)
 
 

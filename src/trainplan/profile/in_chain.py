@@ -39,44 +39,12 @@ class InChain:
     # -- bytes ----------------------------------------------------------------------------------------------------
 
     def survey(self, size: int) -> None:
-        """Count the bytes of every block. These passes also warm up what the timings need warm."""
-        self._count_saved(size)
+        """Count the bytes of a step and of every block. These passes also warm up what the timings need warm."""
+        self._watch_step(size)
         started = self.subject.clock.elapsed()
         self._watch_blocks(size)
-        # A round walks the chain and takes a whole step.
+        # A round goes through the chain, and takes a whole step.
         self.cost_s[size] = 2 * (self.subject.clock.elapsed() - started)
-        self._watch_step(size)
-
-    def _count_saved(self, size: int) -> None:
-        subject, walk = self.subject, self.subject.walk(size)
-        saved = Saved(subject.apart(self.stage, size))
-        for index in subject.blocks:
-            with saved.block(index, lambda i=index: walk.graphs[i].made):  # type: ignore[misc]
-                walk.forward(self.stage, index)
-            walk.leave(index)
-            subject.bytes[size, index] = BlockBytes(saved=saved.inside[index])
-        subject.saved_by = {name: tuple(sorted(blocks)) for name, blocks in saved.by.items()}
-        for index in reversed(subject.blocks):
-            walk.backward(index)
-
-    def _watch_blocks(self, size: int) -> None:
-        """Workspace. The gradients of the weights are there from the pass before, so they are added to, which needs
-        most: with the gradients there already, a new one needs memory of its own until it has been added."""
-        subject, walk = self.subject, self.subject.walk(size)
-        with watch(subject.device) as seen:
-            for index in subject.blocks:
-                with seen.part(f"forward {index}"):
-                    walk.forward(self.stage, index)
-                walk.leave(index)
-            for index in reversed(subject.blocks):
-                with seen.part(f"backward {index}"):
-                    walk.backward(index)
-        drop_gradients(self.stage)
-        for index in subject.blocks:
-            there, back = seen.levels[f"forward {index}"], seen.levels[f"backward {index}"]
-            found = subject.bytes[size, index]
-            found.forward_workspace = there.peak - max(there.end, there.start)
-            found.backward_workspace = max(0, back.peak - back.start - subject.read_bytes(index, size))
 
     def _watch_step(self, size: int) -> None:
         """The peak of a whole step, with what is there before and after it."""
@@ -98,34 +66,63 @@ class InChain:
         most = max(level.peak for level in seen.levels.values()) - seen.levels["forward"].start
         subject.peak_bytes[size] = lasting + subject.state_bytes + most
 
+    def _watch_blocks(self, size: int) -> None:
+        """What each block saves, and its workspace.
+
+        Gradients of the weights are there and are added to, which needs most: a new one then needs memory of its own
+        until it has been added.
+        """
+        subject, walk = self.subject, self.subject.walk(size)
+        saved = Saved(subject.apart(self.stage, size))
+        for parameter in trainable(self.stage):
+            parameter.grad = torch.zeros_like(parameter)
+        with watch(subject.device) as seen:
+            for index in subject.blocks:
+                with seen.part(f"forward {index}"), saved.block(index, lambda i=index: walk.graphs[i].made):  # type: ignore[misc]
+                    walk.forward(self.stage, index)
+                walk.leave(index)
+            for index in reversed(subject.blocks):
+                with seen.part(f"backward {index}"):
+                    walk.backward(index)
+        drop_gradients(self.stage)
+        subject.saved_by = {name: tuple(sorted(blocks)) for name, blocks in saved.by.items()}
+        for index in subject.blocks:
+            there, back = seen.levels[f"forward {index}"], seen.levels[f"backward {index}"]
+            subject.bytes[size, index] = BlockBytes(
+                saved=saved.inside[index],
+                forward_workspace=there.peak - max(there.end, there.start),
+                backward_workspace=max(0, back.peak - back.start - subject.read_bytes(index, size)),
+            )
+
     # -- seconds --------------------------------------------------------------------------------------------------
 
-    def round(self, size: int) -> None:
+    def round(self, size: int, whole: bool = True) -> None:
         """Time every block once, and one whole step."""
-        subject = self.subject
-        note, reference = subject.readings.note, subject.reference.core_seconds
-        before = reference()
+        subject, note = self.subject, self.subject.readings.note
         piece = OnePiece(subject.captured, subject.batch(size), subject.workload.loss, subject.clock.host)
+        subject.look()
         there = piece.forward(self.stage)
-        between = reference()
+        self._note("forward", size, there)
+        subject.look()
         back = piece.backward()
+        self._note("backward", size, back)
         drop_gradients(self.stage)
         if subject.device.type == "cuda":
-            runs = self._walk(size)
+            subject.look()
+            for what, on_host, on_device in zip(("forward", "backward"), (there, back), self._walk(size), strict=True):
+                for index, (issue, spent) in enumerate(zip(on_host, on_device, strict=True)):
+                    note((what, size, index), Spent(spent.run_s, issue))
             drop_gradients(self.stage)
-        else:
-            runs = [Spent(seconds, 0.0) for seconds in there], [Spent(seconds, 0.0) for seconds in back]
-            there, back = [0.0] * len(there), [0.0] * len(back)
-        after = reference()
-        for index in subject.blocks:
-            forward, backward = Spent(runs[0][index].run_s, there[index]), Spent(runs[1][index].run_s, back[index])
-            note(("forward", size, index), forward, (before + between) / 2)
-            note(("backward", size, index), backward, (between + after) / 2)
-        spent: dict[str, Spent] = {}
-        self._step(size, lambda what, work: spent.update({what: Spent(subject.clock.whole(work), 0.0)}))
-        beside = (after + reference()) / 2
-        for what, seconds in spent.items():
-            note((f"whole {what}", size), seconds, beside)
+        if whole:
+            subject.look()
+            self._step(size, lambda what, work: note((f"whole {what}", size), Spent(subject.clock.whole(work), 0.0)))
+        subject.look()
+
+    def _note(self, what: str, size: int, on_host: list[float]) -> None:
+        """On a CPU the host's seconds are the device's."""
+        if self.subject.device.type == "cpu":
+            for index, seconds in enumerate(on_host):
+                self.subject.readings.note((what, size, index), Spent(seconds, 0.0))
 
     def _walk(self, size: int) -> tuple[list[Spent], list[Spent]]:
         walk = self.subject.walk(size)
@@ -161,12 +158,10 @@ class InChain:
     def accumulate(self, size: int) -> None:
         """Time the backward pass of the chain without gradients and with them, one right after the other."""
         subject = self.subject
-        passes: list[float] = []
-        before = subject.reference.core_seconds()
-        for _ in range(2):
-            passes.append(sum(spent.run_s for spent in self._walk(size)[1]))
-        reference = (before + subject.reference.core_seconds()) / 2
-        subject.added.setdefault(None, []).append((passes[1] - passes[0]) / reference)
+        subject.look()
+        first, again = (sum(spent.run_s for spent in self._walk(size)[1]) for _ in range(2))
+        subject.readings.note(("added", None), Spent(again - first, 0.0))
+        subject.look()
         drop_gradients(self.stage)
 
     def arrivals(self, size: int) -> None:

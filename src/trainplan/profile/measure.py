@@ -31,12 +31,12 @@ from trainplan.profile.update import time_updates
 from trainplan.units import gib
 from trainplan.workload.workload import Workload
 
-SECONDS = 12.0  # of timing, roughly; capturing and the first runs come on top
+SECONDS = 10.0  # of timing, roughly; capturing and the first runs come on top
 LEAST_REPEATS, MOST_REPEATS = 3, 15
 LARGEST_SHARE = 0.75  # of the seconds may go to the largest size; a size that would need more is not measured
 MEMORY_SHARE = 0.8  # of the free memory may be used
 SPARE = 1.3  # what a step needs, over the sum of what is known before it has run
-PROBE_S = 0.12  # accumulation and arrival of gradients are measured at the largest sizes with shorter steps
+PROBE_S = 0.12  # accumulation and arrival of gradients are measured at the largest sizes with shorter passes
 
 Progress = Callable[[str, float], None]
 
@@ -206,7 +206,8 @@ def _rounds(chain: InChain, sizes: list[int], repeats: int | None, seconds: floa
             shares = [min(1.0, count[s] / (repeats or LEAST_REPEATS)) for s in sizes]
             say(f"{size} samples, repeat {count[size] + 1}", 0.25 + 0.65 * sum(shares) / len(shares))
             started = chain.subject.clock.elapsed()
-            chain.round(size)
+            # Blocks are what is wanted; of large steps taken whole, two are enough to hold their sum against.
+            chain.round(size, whole=count[size] < 2 or chain.cost_s[size] < PROBE_S)
             spent[size] += chain.subject.clock.elapsed() - started
             count[size] += 1
 
@@ -239,7 +240,7 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
                 backward_workspace_bytes=tuple(float(b.backward_workspace) for b in found),
             )
         )
-    timed = [what for what in readings.ratios if isinstance(what, tuple) and what[0] in ("forward", "backward")]
+    timed = [what for what in readings.taken if isinstance(what, tuple) and what[0] in ("forward", "backward")]
     counts = [readings.count(what) for what in timed]
     trained = sum(p.count for p in base.parameters if p.trainable)
     return replace(
@@ -309,6 +310,7 @@ def _accumulation(subject: Subject, base: Profile) -> list[float]:
 
     The difference of two backward passes is small and noisy; a single block's would be lost in the noise.
     """
-    total = max(0.0, sum(statistics.median(ratios) for ratios in subject.added.values())) * subject.readings.reference_s
+    added = [what for what in subject.readings.taken if isinstance(what, tuple) and what[0] == "added"]
+    total = max(0.0, sum(subject.readings.run_s(what) for what in added))
     bytes_of = [sum(p.bytes for p in base.parameters if p.trainable and p.blocks[0] == i) for i in subject.blocks]
     return [total * size / max(1, sum(bytes_of)) for size in bytes_of]

@@ -17,6 +17,7 @@ from trainplan.profile.capture.stage import Stage
 from trainplan.profile.in_chain import note_arrivals
 from trainplan.profile.memory import Saved, watch
 from trainplan.profile.subject import BlockBytes, Subject, drop_gradients
+from trainplan.profile.timing import Spent
 from trainplan.profile.update import time_updates
 from trainplan.profile.walk import Walk
 
@@ -80,6 +81,7 @@ def _survey(subject: Subject, stage: Stage, walk: Walk, index: int, size: int, s
         saved_by[name] |= blocks
     walk.invent_gradients(index)
     walk.backward(index)
+    walk.forget(index)
     with watch(subject.device) as seen:  # with gradients to add to, as in `in_chain`
         with seen.part("forward"):
             walk.forward(stage, index)
@@ -101,18 +103,16 @@ def _ready_to_go_back(walk: Walk, stage: Stage, index: int) -> Walk:
 def _time(subject: Subject, stage: Stage, walk: Walk, index: int, size: int) -> None:
     """Forward and backward, and both again with gradients to add to."""
     note, clock = subject.readings.note, subject.clock
-    before = subject.reference.core_seconds()
     passes: list[float] = []
     for again in (False, True):
-        there = clock.time(("forward", size, index), lambda: walk.forward(stage, index))
-        between = subject.reference.core_seconds()
+        subject.look()
+        note(("forward", size, index), clock.time(("forward", size, index), lambda: walk.forward(stage, index)))
+        subject.look()
         walk.invent_gradients(index)
         back = clock.time(("backward", size, index), lambda: walk.backward(index))
-        after = subject.reference.core_seconds()
-        note(("forward", size, index), there, (before + between) / 2)
+        passes.append(back.run_s)
         if not again:
-            note(("backward", size, index), back, (between + after) / 2)
-        passes.append(back.run_s / ((between + after) / 2))
-        before = after
-    subject.added.setdefault(index, []).append(passes[1] - passes[0])
+            note(("backward", size, index), back)
+    note(("added", index), Spent(passes[1] - passes[0], 0.0))
+    subject.look()
     drop_gradients(stage)

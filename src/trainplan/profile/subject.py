@@ -39,9 +39,6 @@ class Subject:
     bytes: dict[tuple[int, int], BlockBytes] = field(default_factory=dict)  # (size, block)
     saved_by: dict[str, tuple[int, ...]] = field(default_factory=dict)  # crossing → blocks whose backward needs it
     ready: dict[str, list[float]] = field(default_factory=dict)  # parameter → shares of its block's backward
-    # How much longer backward takes where gradients are there to be added to, as ratios to the reference: by block, or
-    # under None for all blocks together.
-    added: dict[int | None, list[float]] = field(default_factory=dict)
     peak_bytes: dict[int, int] = field(default_factory=dict)  # size → of a whole step
     update_workspace: dict[int | None, int] = field(default_factory=dict)  # block, or None for all blocks
     optimizer: str = ""
@@ -59,6 +56,10 @@ class Subject:
     @property
     def blocks(self) -> range:
         return range(len(self.captured.blocks))
+
+    def look(self) -> None:
+        """Read the reference kernel: how fast is the machine now?"""
+        self.readings.look(self.reference.core_seconds())
 
     def batch(self, size: int) -> Batch:
         if size not in self._batches:

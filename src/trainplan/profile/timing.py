@@ -120,47 +120,60 @@ def clock_of(device: torch.device) -> Clock:
     return DeviceClock(device) if device.type == "cuda" else HostClock()
 
 
+WINDOW = 3  # readings of the reference before a timing, and as many after it, that say how fast the machine was
+
+
 @dataclass
 class Readings:
-    """Timings of many things, each taken beside the reference kernel.
+    """Timings of many things, taken in turns with readings of the reference kernel.
 
     What a thing takes is the median of its ratios to the reference, times the median of the reference: a machine that
-    runs at half speed for a while slows both down, and the ratio stays.
+    runs at half speed for a while slows both down, and the ratio stays. A single reading of the reference is itself
+    noisy, so a timing is held against the median of those around it.
 
     >>> readings = Readings()
-    >>> for seconds, reference in ((1.0, 0.1), (2.1, 0.2), (1.0, 0.1)):
-    ...     readings.note("step", Spent(seconds, 0.0), reference)
-    >>> readings.run_s("step")
-    1.0
+    >>> for speed in (1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0):
+    ...     readings.look(0.1 / speed)
+    ...     readings.note("step", Spent(3.0 / speed, 0.0))
+    >>> round(readings.run_s("step") / readings.reference_s, 1)
+    30.0
     """
 
-    ratios: dict[Hashable, list[float]] = field(default_factory=dict)
-    issues: dict[Hashable, list[float]] = field(default_factory=dict)
     references: list[float] = field(default_factory=list)
+    taken: dict[Hashable, list[tuple[Spent, int]]] = field(default_factory=dict)  # with its place among the references
 
-    def note(self, what: Hashable, spent: Spent, reference_s: float) -> None:
-        """A timing, and the reference's seconds around it."""
-        self.ratios.setdefault(what, []).append(spent.run_s / reference_s)
-        self.issues.setdefault(what, []).append(spent.issue_s)
+    def look(self, reference_s: float) -> None:
+        """A reading of the reference."""
         self.references.append(reference_s)
+
+    def note(self, what: Hashable, spent: Spent) -> None:
+        """A timing taken after the last look and before the next."""
+        self.taken.setdefault(what, []).append((spent, len(self.references)))
 
     @property
     def reference_s(self) -> float:
         return statistics.median(self.references) if self.references else 0.0
 
+    def ratios(self, what: Hashable) -> list[float]:
+        """The timings of a thing, in units of the reference."""
+        return [
+            spent.run_s / statistics.median(self.references[max(0, place - WINDOW) : place + WINDOW])
+            for spent, place in self.taken.get(what, ())
+        ]
+
     def run_s(self, what: Hashable) -> float:
-        return statistics.median(self.ratios[what]) * self.reference_s
+        return statistics.median(self.ratios(what)) * self.reference_s
 
     def issue_s(self, what: Hashable) -> float:
         # The reference runs on the device, so it says nothing about the host's speed.
-        return statistics.median(self.issues[what])
+        return statistics.median(spent.issue_s for spent, _ in self.taken[what])
 
     def count(self, what: Hashable) -> int:
-        return len(self.ratios.get(what, ()))
+        return len(self.taken.get(what, ()))
 
     def spread(self, what: Hashable) -> float:
         """Interquartile range of the ratios over their median; 0 for fewer than three."""
-        ratios = self.ratios.get(what, [])
+        ratios = self.ratios(what)
         middle = statistics.median(ratios) if ratios else 0.0
         if len(ratios) < 3 or middle <= 0:
             return 0.0

@@ -59,12 +59,9 @@ def time_updates(subject: Subject, stage: Stage, index: int) -> None:
     subject.update_workspace[index] = level.peak - level.start
     what = ("update", index)
     subject.clock.time(what, optimizer.step)
-    reference = subject.reference.core_seconds()
     for _ in range(REPEATS):
-        # The reference kernel between two steps also puts other things into the caches, as training does.
-        spent = subject.clock.time(what, optimizer.step)
-        after = subject.reference.core_seconds()
-        subject.readings.note(what, spent, (reference + after) / 2)
-        reference = after
+        subject.look()  # which also puts other things into the caches, as training does
+        subject.readings.note(what, subject.clock.time(what, optimizer.step))
+    subject.look()
     for parameter, gradient in zip(parameters, before, strict=True):
         parameter.grad = gradient

@@ -59,6 +59,11 @@ class Walk:
         for name in [name for name in self.crossings if self._last_reader[name] <= index]:
             del self.crossings[name]
 
+    def forget(self, index: int) -> None:
+        """Forget what a block made, before it is run again."""
+        for name in self.captured.blocks[index].makes:
+            self.crossings.pop(name, None)
+
     def backward(self, index: int) -> None:
         """Back through a block, from the gradients that the blocks after it have left."""
         graph = self.graphs.pop(index)
