@@ -31,11 +31,21 @@ def built(name: str, optimizer: str, **fields):
 
 
 def train(
-    rank: int, world: int, name: str, optimizer: str, plan: Plan, sizes: list[int], fields: dict, record: int = 0
+    rank: int,
+    world: int,
+    name: str,
+    optimizer: str,
+    plan: Plan,
+    sizes: list[int],
+    fields: dict,
+    record: int = 0,
+    backend: str = "gloo",
+    device: str = "cpu",
 ):
     """Train some steps under a plan; what this rank holds afterwards, and its events."""
     job, model, captured = built(name, optimizer, **fields)
-    trainer = Trainer(plan, job, captured, lambda names: values_of(model), seed=7)
+    values = values_of(model)
+    trainer = Trainer(plan, job, captured, lambda names: values, seed=7, backend=backend, device=device)
     trained = Trained()
     parameters = dict(trainer.stage.named_parameters())
     step = trainer.part.optimizer.step
