@@ -59,13 +59,13 @@ def test_the_second_time_nothing_is_measured(tmp_path, calls):
 
 
 def test_what_it_depends_on_is_part_of_its_name(tmp_path):
-    def where(name="resnet18:cifar10", **options):
+    def where(name=models.GPT, **options):
         return place(load(name, **options.pop("load", {})), "cpu", options)
 
     known = where()
     assert known == where()
-    assert known != where("resnet18:cifar10,batch=32")
-    assert known != where("resnet18:mnist")
+    assert known != where(f"{models.GPT},batch=32")
+    assert known != where("gpt:layers=1,hidden=64,heads=4,seq=64,vocab=500")
     assert known != where(samples=[1, 2])
     assert known != where(compile=True)
     assert known != where(load={"loss": lambda output, targets: output.sum()})
@@ -76,7 +76,7 @@ def test_what_it_depends_on_is_part_of_its_name(tmp_path):
 
 
 def test_a_changed_machine_or_version_is_another_profile(monkeypatch):
-    workload = load("resnet18:cifar10")
+    workload = load(models.GPT)
     known = place(workload, "cpu", {})
     monkeypatch.setattr(cache.here, "versions", lambda: {"torch": "9.9"})
     other = place(workload, "cpu", {})

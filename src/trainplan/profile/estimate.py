@@ -55,9 +55,9 @@ def estimate(
     base = structure(captured, workload, example)
     say("tracing its operators", 0.5)
     traces = _traces(captured, workload, sizes, gpu=not speed.is_cpu)
-    update = trace_update(captured, workload, gpu=not speed.is_cpu)
+    trained = {p.name: p.count for p in base.parameters if p.trainable}
+    update = trace_update(captured, workload, trained, gpu=not speed.is_cpu)
     say("done", 1.0)
-    trained = sum(p.count for p in base.parameters if p.trainable)
     blocks = tuple(
         _block(block, [t.blocks[index] for t in traces], sizes, speed, update.blocks[index], update.tensors[index])
         for index, block in enumerate(base.blocks)
@@ -68,7 +68,7 @@ def estimate(
         kind="estimated",
         precision=precision,
         optimizer=update.optimizer,
-        state_bytes_per_parameter=update.state_bytes / trained if trained else 0.0,
+        state_bytes_per_parameter=update.state_bytes / max(1, sum(trained.values())),
         samples=tuple(sizes),
         blocks=tuple(_with_accumulation(b, i, base, speed) for i, b in enumerate(blocks)),
         crossings=tuple(replace(c, saved_by=traces[0].saved_by.get(c.name, ())) for c in base.crossings),

@@ -22,7 +22,7 @@ from torch import Tensor
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved, watch
 from trainplan.profile.one_piece import OnePiece
-from trainplan.profile.subject import BlockBytes, Subject, drop_gradients, trainable
+from trainplan.profile.subject import BlockBytes, Subject, drop_gradients, first_used, trainable
 from trainplan.profile.timing import Spent
 from trainplan.profile.update import resting, state_bytes
 from trainplan.profile.walk import Walk
@@ -176,12 +176,12 @@ class InChain:
 
 def note_arrivals(subject: Subject, stage: Stage, index: int, size: int, backward: Callable[[], None]) -> None:
     """Run the backward pass of a block, and note for the parameters that it is the first to use when they are ready."""
-    names = {use.name for use in subject.captured.parameters if use.blocks[0] == index}
+    names = first_used(subject.captured, index, subject.trained)
     moments: dict[str, Callable[[], float]] = {}
     handles = [
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: moments.update({name: subject.clock.now()}))
         for name, parameter in stage.named_parameters()
-        if name in names and parameter.requires_grad
+        if name in names
     ]
     edges: list[Callable[[], float]] = []
 

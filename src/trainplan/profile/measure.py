@@ -67,7 +67,8 @@ def measure(
     say("capturing the model", 0.0)
     prepared = _prepare(workload, here, machine.free_bytes(here) * MEMORY_SHARE if memory is None else memory, verify)
     options = dict(compile) if isinstance(compile, Mapping) else ({} if compile else None)
-    subject = Subject(prepared.captured, workload, here, options)
+    trained = frozenset(p.name for p in prepared.base.parameters if p.trainable)
+    subject = Subject(prepared.captured, workload, here, trained, options)
     with machine.still(here), torch.enable_grad(), torch.random.fork_rng(_cuda(here)):
         if prepared.fits(sizes[0] if samples else 1) and prepared.has_values:
             measured, wholes = _in_chain(subject, prepared, sizes, samples is not None, repeats, seconds, say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -34,6 +35,7 @@ class Subject:
     captured: Captured
     workload: Workload
     device: torch.device
+    trained: frozenset[str] = frozenset()  # parameters that get a gradient
     compile_options: dict[str, Any] | None = None  # None: blocks run as they are
     readings: Readings = field(default_factory=Readings)
     bytes: dict[tuple[int, int], BlockBytes] = field(default_factory=dict)  # (size, block)
@@ -86,6 +88,11 @@ class Subject:
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def first_used(captured: Captured, index: int, among: Container[str]) -> list[str]:
+    """The parameters, of some, that a block is the first to use."""
+    return [use.name for use in captured.parameters if use.blocks[0] == index and use.name in among]
 
 
 def drop_gradients(module: nn.Module) -> None:

@@ -13,6 +13,7 @@ a GPU would run something else, `gpu=True` tells it:
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved
 from trainplan.profile.operators import Op, Recorder
+from trainplan.profile.subject import first_used
 from trainplan.profile.update import state_bytes
 from trainplan.profile.walk import Walk
 from trainplan.workload.batch import each_tensor, tensors
@@ -134,16 +136,13 @@ class UpdateTrace:
     optimizer: str
 
 
-def trace_update(captured: Captured, workload: Workload, gpu: bool = False) -> UpdateTrace:
-    """A step of the workload's optimizer on fake parameters."""
+def trace_update(captured: Captured, workload: Workload, trained: Container[str], gpu: bool = False) -> UpdateTrace:
+    """A step of the workload's optimizer on fake parameters; `trained` are those that get a gradient."""
     found = UpdateTrace([], [], 0, "")
     with FakeTensorMode(), torch.no_grad():
         for index in range(len(captured.blocks)):
-            parameters = [
-                nn.Parameter(torch.empty(use.held.shape, dtype=use.held.dtype))
-                for use in captured.parameters
-                if use.blocks[0] == index and use.held.trainable
-            ]
+            items = [captured.exported.held[name] for name in first_used(captured, index, trained)]
+            parameters = [nn.Parameter(torch.empty(item.shape, dtype=item.dtype)) for item in items]
             recorder = Recorder(gpu)
             found.tensors.append(len(parameters))
             found.blocks.append(recorder.ops)

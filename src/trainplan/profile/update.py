@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import watch
-from trainplan.profile.subject import Subject
+from trainplan.profile.subject import Subject, first_used
 from trainplan.workload.workload import Workload
 
 REPEATS = 5
@@ -42,8 +42,8 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 def time_updates(subject: Subject, stage: Stage, index: int) -> None:
     """Time the optimizer on the parameters that are first used by one block, and count its state."""
-    names = {use.name for use in subject.captured.parameters if use.blocks[0] == index}
-    parameters = [p for name, p in stage.named_parameters() if name in names and p.requires_grad]
+    names = first_used(subject.captured, index, subject.trained)
+    parameters = [p for name, p in stage.named_parameters() if name in names]
     if not parameters:
         return
     before = [parameter.grad for parameter in parameters]

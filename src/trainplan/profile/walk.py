@@ -60,9 +60,10 @@ class Walk:
             del self.crossings[name]
 
     def forget(self, index: int) -> None:
-        """Forget what a block made, before it is run again."""
+        """Forget what a block made, there and back, before it is run again."""
         for name in self.captured.blocks[index].makes:
             self.crossings.pop(name, None)
+        self.gradients.clear()
 
     def backward(self, index: int) -> None:
         """Back through a block, from the gradients that the blocks after it have left."""
