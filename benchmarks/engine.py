@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainplan.bench.pool import pool
 from trainplan.engine.trainer import build
 from trainplan.plan.plan import Plan, plan
+from trainplan.profile.machine import describe
 from trainplan.workload.workload import Batch, Loss, Workload
 
 MICRO, BATCH, WIDTH, TOKENS, LAYERS = 8, 32, 256, 32, 8
@@ -156,9 +157,12 @@ def main() -> None:
                     "ratio": float(np.median(ratios)), "low": low, "high": high, "pairs": options.pairs,
                 }
             )  # fmt: skip
-    if options.out:
-        about = {"command": "python " + " ".join(sys.argv), "torch": torch.__version__, "rows": rows}
-        options.out.write_text(json.dumps(about, indent=1) + "\n")
+            if options.out:  # after every row, so that a run that is cut short leaves what it has
+                about = {
+                    "machine": describe(torch.device("cpu")), "made": time.strftime("%Y-%m-%d", time.gmtime()),
+                    "command": "python " + " ".join(sys.argv), "torch": torch.__version__, "rows": rows,
+                }  # fmt: skip
+                options.out.write_text(json.dumps(about, indent=1) + "\n")
     if options.check and slower:
         sys.exit("ours is slower")
 

@@ -46,7 +46,7 @@ def engine(name: str) -> str:
     """Our engine against torch's own, from a file of benchmarks/engine.py."""
     data = json.loads((DATA / f"{name}.json").read_text())
     lines = [
-        f"torch {data['torch']}: `{data['command']}`",
+        f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
         "",
         "| system | ranks | ours ms | torch ms | ratio | 95 % interval |",
         "|---|--:|--:|--:|--:|---|",

@@ -27,6 +27,7 @@ from trainplan.predict.accuracy import plan_kind
 from trainplan.predict.predict import predict
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
+from trainplan.profile.machine import keep_memory
 from trainplan.profile.profile import Profile
 from trainplan.profile.reference import Reference
 from trainplan.program.timeline import Event, Timeline
@@ -102,6 +103,7 @@ def run_plan(name: str, plan: Plan, batch: int, steps: int) -> Measured:
     if plan.world == 1:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        keep_memory()
         try:
             ranks = [_train(0, 1, name, plan, batch, steps)]
         finally:

@@ -20,6 +20,7 @@ import torch
 import torch.multiprocessing as mp
 
 from trainplan.errors import RunError
+from trainplan.profile.machine import keep_memory
 
 _POOLS: dict[int, Pool] = {}
 TIMEOUT = 300.0  # seconds without an answer after which the processes are given up
@@ -28,6 +29,7 @@ TIMEOUT = 300.0  # seconds without an answer after which the processes are given
 def _work(rank: int, world: int, store: str, pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+    keep_memory()
     import torch.distributed as dist
 
     dist.init_process_group(

@@ -28,6 +28,7 @@ from trainplan.engine.trainer import StepResult, Trainer, build
 from trainplan.engine.world import join, leave
 from trainplan.errors import TrainplanError
 from trainplan.plan.rules import split
+from trainplan.profile.machine import keep_memory
 from trainplan.workload.workload import Batch, Workload
 
 # A rank that lost another waits so long before it ends, so that torchrun sees the other first (and then ends us).
@@ -109,6 +110,7 @@ def _run(job: Job, out: Path) -> None:
 def _device(job: Job) -> torch.device:
     if job.device == "cpu":
         torch.set_num_threads(1)  # a worker is a core
+        keep_memory()
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device(job.device, local % torch.cuda.device_count())
