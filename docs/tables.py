@@ -74,7 +74,22 @@ def rewritten(text: str) -> str:
     )
 
 
+def known_errors(name: str) -> str:
+    """What every prediction says of its own error (src/trainplan/bench/accuracy.json), from the same file."""
+    data = json.loads((DATA / f"{name}.json").read_text())["data"]
+    table = {}
+    for kind in sorted({row["kind"] for row in data["rows"]}):
+        errors = sorted(abs(row["error"]) for row in data["rows"] if row["kind"] == kind)
+        source = f"{data['machine']}, {data['made']}; docs/accuracy.md"
+        table[f"measured {kind}"] = {
+            "median": round(errors[len(errors) // 2], 3), "worst": round(errors[-1], 3), "runs": len(errors),
+            "source": source,
+        }  # fmt: skip
+    return json.dumps(table, indent=1) + "\n"
+
+
 def main() -> None:
+    (HERE.parent / "src" / "trainplan" / "bench" / "accuracy.json").write_text(known_errors("accuracy-2-cores"))
     for page in HERE.glob("*.md"):
         text = page.read_text()
         if (new := rewritten(text)) != text:
