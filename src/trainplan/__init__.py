@@ -20,8 +20,7 @@ COMMANDS = ("profile", "cluster", "predict", "recommend", "explain", "run", "com
 _ROOMS = ("profile", "cluster", "predict", "run")  # those that are modules too
 
 if TYPE_CHECKING:
-    from trainplan.api import cluster, compare, explain, predict, profile, recommend, run, systems, timeline
-    from trainplan.engine.trainer import build
+    from trainplan.api import build, cluster, compare, explain, predict, profile, recommend, run, systems, timeline
 
 
 class _Room(ModuleType):
@@ -62,7 +61,7 @@ def __getattr__(name: str) -> Any:
     if name in COMMANDS:
         return getattr(importlib.import_module("trainplan.api"), name)
     if name == "build":
-        return importlib.import_module("trainplan.engine.trainer").build
+        return importlib.import_module("trainplan.api").build
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

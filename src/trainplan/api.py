@@ -10,6 +10,7 @@ changes to the cluster, as `["link=25GB/s"]` or `{"link": "25GB/s"}`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from trainplan.situation import Changes, Situation, cluster_for, name_of, plan_f
 
 if TYPE_CHECKING:
     from trainplan.cluster.cluster import Cluster
+    from trainplan.engine.trainer import Trainer
     from trainplan.plan.plan import Plan, Request
     from trainplan.predict.predict import Prediction
     from trainplan.profile.profile import Profile
@@ -300,3 +302,48 @@ def timeline(
         write(trace, shown)
     joined = join(*shown) if len(shown) == 2 else None
     return Drawn(tuple(shown), width, step, joined, trace or "")
+
+
+# -- in one's own loop ------------------------------------------------------------------------------------------------
+
+
+def build(
+    plan: str | Plan | Request,
+    model: Any,
+    loss: Any = None,
+    optimizer: Any = None,
+    *,
+    inputs: Any = None,
+    batch: int | None = None,
+    backend: str = "gloo",
+    device: str = "cpu",
+    seed: int = 0,
+    compiled: bool = False,
+    **fields: Any,
+) -> Trainer:
+    """A trainer for this rank, in a loop of your own; every rank that torchrun started calls this.
+
+    `model` is a module with its values (the same on every rank), or a workload or its name. For a module, `loss` and
+    `inputs` (an example batch, or a function of samples and seed) are needed, as in `trainplan.workload.user`. What a
+    plan in one line leaves open is chosen by the model's estimated times, alike on every rank.
+    """
+    from torch import nn
+
+    from trainplan.cluster.parse import cluster as parse_cluster
+    from trainplan.engine.trainer import build as assemble
+    from trainplan.engine.world import join
+    from trainplan.plan.plan import Plan
+    from trainplan.plan.text import parse
+    from trainplan.profile.estimate import estimate
+    from trainplan.solve.resolve import resolve
+    from trainplan.workload.load import load
+
+    given = {"loss": loss, "optimizer": optimizer, "inputs": inputs, "batch": batch, **fields}
+    workload = load(model, **{key: value for key, value in given.items() if value is not None})
+    world = join(backend)[1] if "WORLD_SIZE" in os.environ else 1
+    if not isinstance(plan, Plan):
+        request = parse(plan) if isinstance(plan, str) else plan
+        there = parse_cluster(f"{world}xcpu")
+        plan = resolve(request, estimate(workload, there.device(0)), there, workload.batch)
+    own = model if isinstance(model, nn.Module) else None
+    return assemble(plan, workload, backend=backend, device=device, seed=seed, compiled=compiled, model=own)

@@ -61,6 +61,14 @@ class Chain(nn.Module):
         return self.layers(x)
 
 
+class Idle(Chain):
+    """A chain with a parameter that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(3))
+
+
 def _images(samples: int, seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(samples, 1, 5, 5, generator=generator, dtype=torch.float64)
@@ -108,6 +116,9 @@ def workload(name: str, optimizer: str = "sgd", **fields) -> Workload:
         "tied": Workload(
             "tied", lambda: Tied().double(), _tokens, Loss(_token_loss, _count_tokens, "tokens"), OPTIMIZERS[optimizer],
             8, 80,
+        ),
+        "idle": Workload(
+            "idle", lambda: Idle().double(), _vectors, Loss(F.mse_loss, _count_samples), OPTIMIZERS[optimizer], 8, 80
         ),
         "chain": Workload(
             "chain", lambda: Chain().double(), _vectors, Loss(F.mse_loss, _count_samples), OPTIMIZERS[optimizer], 8, 80

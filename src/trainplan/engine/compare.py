@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -118,11 +119,14 @@ def _differences(alone: Trained, parts: list[dict[str, Any]], result: RunResult)
 
 
 def _largest(what: str, rows: list[tuple[str, Tensor, Tensor]]) -> Difference:
+    """The tensor that is furthest off, as a share of its size (of the largest one's, where it has next to none)."""
     sizes = [
         (float((a.double() - b.double()).abs().max()), float(b.double().abs().max()), name)
         for name, a, b in rows
         if a.numel()
     ]
-    scale = max(size for _, size, _ in sizes) or 1.0
-    difference, _, name = max(sizes)
-    return Difference(what, difference / scale, name)
+    floor = 1e-6 * max(size for _, size, _ in sizes) or 1.0
+    apart = [(difference / max(size, floor), name) for difference, size, name in sizes]
+    # Whatever is not a number is as far off as can be.
+    worst, name = max((math.inf if math.isnan(share) else share, name) for share, name in apart)
+    return Difference(what, worst, name)

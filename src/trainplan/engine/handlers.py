@@ -123,10 +123,13 @@ def _backward(run: Runner, op: Instruction, place: int) -> int | None:
             roots.append(done.made[name])
             seeds.append(gradient)
     pieces = _pieces(run, place)
+    last = op.micro == _last_micro(run)
+    if isinstance(run.part.module, Observed) and last and len(pieces) == 1:
+        raise AssertionError("DDP would exchange gradients, and the program has no exchange: they disagree")
     if len(pieces) > 1:
         _backward_in_pieces(run, roots, seeds, pieces)
     else:
-        with nullcontext() if op.micro == _last_micro(run) else run.part.no_sync():
+        with nullcontext() if last else run.part.no_sync():
             torch.autograd.backward(roots, seeds)
     final = next(piece for piece in reversed(pieces) if piece.kind is Kind.B)
     give_back(run, final, {name: leaf.grad for name, leaf in done.leaves.items()}, done.leaves)
@@ -172,7 +175,8 @@ def _backward_in_pieces(
     else:
         assert isinstance(run.part.module, Observed)  # pure data parallelism
         ops = [p.op for p in exchange]
-        run.part.module.watch(ready, lambda bucket, start, end: run.recorder.note(ops[bucket], start, end))
+        note = run.recorder.note
+        run.part.module.watch(ready, lambda bucket, start, end, size: note(ops[bucket], start, end, size))
         torch.autograd.backward(roots, seeds)
 
 
@@ -185,7 +189,11 @@ def exchange(run: Runner, op: Instruction, tensor: Tensor) -> Noted:
     """Start a sum over a group, and note when it is over."""
     start = now()
     work = run.part.transport.all_reduce(tensor, run.part.groups[op.group])
-    return Noted(Works([work], [tensor]), lambda end: run.recorder.note(op.op, start, end))
+    size = tensor.nbytes
+    noted = Noted(Works([work], [tensor]), lambda end: run.recorder.note(op.op, start, end, size))
+    if op.waits:
+        noted.wait()
+    return noted
 
 
 class Noted:
@@ -213,8 +221,12 @@ def _recompute(run: Runner, op: Instruction, place: int) -> None:
 def _send(run: Runner, op: Instruction, place: int) -> None:
     tensors = run.current.values[op.reads[0]]
     start = now()
-    run.current.sent.append(run.part.transport.send(tensors, op.peer, run.tag(op)))
-    run.recorder.note(op.op, start, now())
+    pending = run.part.transport.send(tensors, op.peer, run.tag(op))
+    if op.waits:
+        pending.wait()
+    else:
+        run.current.sent.append(pending)
+    run.recorder.note(op.op, start, now(), sum(tensor.nbytes for tensor in tensors))
 
 
 def _reduce(run: Runner, op: Instruction, place: int) -> None:
@@ -246,8 +258,10 @@ def _count(run: Runner, op: Instruction, place: int) -> None:
     """Sum the number that the loss's mean is over; the weights were counts until now."""
     state = run.current
     total = torch.tensor([sum(state.weights)], dtype=torch.float64, device=run.part.stage.device)
-    run.part.transport.all_reduce(total, run.part.groups[op.group]).wait()
+    exchange(run, op, total).wait()
     whole = float(total)
+    if not whole:
+        raise RunError("a batch in which nothing counts", "its mean loss is not a number", "leaving it out")
     state.weights = [weight / whole for weight in state.weights]
 
 
@@ -263,7 +277,7 @@ def _norm(run: Runner, op: Instruction, place: int) -> None:
     squares = [p.grad.detach().to(torch.float64).square().sum() for p in run.part.counted if p.grad is not None]
     total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
     total = total.to(run.part.stage.device).reshape(1)
-    run.part.transport.all_reduce(total, run.part.groups[op.group]).wait()
+    exchange(run, op, total).wait()
     state.norm = float(total) ** 0.5
 
 
@@ -290,6 +304,7 @@ def _clip(run: Runner, limit: float) -> None:
     state = run.current
     parameters = [p for p in run.part.stage.parameters() if p.grad is not None]
     if state.norm is None:
+        assert run.part.layout.plan.pp == 1  # with several stages the program has a NORM
         squares = [p.grad.detach().to(torch.float64).square().sum() for p in run.part.counted if p.grad is not None]
         state.norm = float(torch.stack(squares).sum()) ** 0.5
     scale = limit / (state.norm + 1e-6)

@@ -26,7 +26,7 @@ class Instruction:
     peer: int  # rank at the other end of a message
     peer_stage: int
     group: int
-    bytes: int
+    waits: bool  # the host stays until it is over
     reads: tuple[int, ...]
     frees: tuple[int, ...]
     made: int  # of a message or collective: the value that it makes on this rank; -1
@@ -70,7 +70,7 @@ def _instruction(program: Program, op: int, rank: int, sender: dict[int, int]) -
     return Instruction(
         op=op, kind=kind, stage=int(program.stage[op]), unit=int(program.unit[op]),
         micro=int(program.micro_batch[op]), peer=int(program.peer[op]), peer_stage=int(program.peer_stage[op]),
-        group=int(program.group[op]), bytes=int(program.bytes[op]), reads=tuple(reads),
+        group=int(program.group[op]), waits=bool(program.waits[op]), reads=tuple(reads),
         frees=tuple(int(v) for v in program.frees.row(op) if program.value_rank[v] in (rank, -1)),
         made=here[0] if here and (kind in RECEIVES or not compute) else -1,
         inputs=came(Kind.RECV_F) if compute else (), outputs=leaves(Kind.SEND_F),

@@ -44,7 +44,7 @@ class Observed(nn.Module):
             )
         self.group = group
         self._ready: Callable[[int], None] | None = None
-        self._note: Callable[[int, float, float], None] | None = None
+        self._note: Callable[[int, float, float, int], None] | None = None
         self.ddp.register_comm_hook(self, _sum)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,8 +53,8 @@ class Observed(nn.Module):
     def no_sync(self) -> AbstractContextManager[None]:
         return self.ddp.no_sync()
 
-    def watch(self, ready: Callable[[int], None], note: Callable[[int, float, float], None]) -> None:
-        """For the next backward pass: `ready(bucket)` when one is complete, `note(bucket, start, end)` of its sum."""
+    def watch(self, ready: Callable[[int], None], note: Callable[[int, float, float, int], None]) -> None:
+        """For the next backward pass: `ready(bucket)` when one is complete, `note(bucket, start, end, bytes)` of it."""
         self._ready, self._note = ready, note
 
 
@@ -62,13 +62,13 @@ def _sum(state: Observed, bucket: dist.GradBucket) -> torch.futures.Future[Tenso
     number, note = bucket.index(), state._note
     if state._ready is not None:
         state._ready(number)
-    start = now()
+    start, size = now(), bucket.buffer().nbytes
     work = dist.all_reduce(bucket.buffer(), group=state.group, async_op=True)
     assert work is not None
 
     def finish(future: torch.futures.Future[list[Tensor]]) -> Tensor:
         if note is not None:
-            note(number, start, now())
+            note(number, start, now(), size)
         return future.value()[0]
 
     return work.get_future().then(finish)

@@ -21,14 +21,14 @@ Moment = float | torch.cuda.Event
 
 @dataclass
 class Recorder:
-    """Collects (step, operation, start, end) while it is on."""
+    """Collects (step, operation, start, end, bytes) while it is on."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     on: bool = False
     offset: float = 0.0
     step: int = 0
-    rows: list[tuple[int, int, float, float]] = field(default_factory=list)
-    _unsettled: list[tuple[int, Moment, Moment]] = field(default_factory=list)
+    rows: list[tuple[int, int, float, float, int]] = field(default_factory=list)
+    _unsettled: list[tuple[int, Moment, Moment, int]] = field(default_factory=list)
     _base: tuple[float, torch.cuda.Event] | None = None
 
     def begin(self, step: int) -> None:
@@ -42,15 +42,15 @@ class Recorder:
         """This moment, as compute sees it."""
         return self._event() if self._base is not None else now()
 
-    def note(self, op: int, start: Moment, end: Moment) -> None:
-        """An operation ran from one moment to another."""
+    def note(self, op: int, start: Moment, end: Moment, size: int = 0) -> None:
+        """An operation ran from one moment to another, and moved so many bytes."""
         if self.on:
-            self._unsettled.append((op, start, end))
+            self._unsettled.append((op, start, end, size))
 
     def settle(self) -> None:
         """The step is over, and so is the device's work: turn events into numbers."""
-        for op, start, end in self._unsettled:
-            self.rows.append((self.step, op, self._seconds(start), self._seconds(end)))
+        for op, start, end, size in self._unsettled:
+            self.rows.append((self.step, op, self._seconds(start), self._seconds(end), size))
         self._unsettled, self._base = [], None
 
     def _event(self) -> torch.cuda.Event:
@@ -67,10 +67,8 @@ class Recorder:
     def events(self, program: Program, rank: int, first_step: int) -> list[Event]:
         """What was noted, as events; steps count from `first_step`."""
         found = []
-        for step, op, start, end in self.rows:
+        for step, op, start, end, size in self.rows:
             key = program.op(op)
             name = f"{key}@{step - first_step}" if step > first_step else str(key)
-            found.append(
-                Event(name, key.key.kind.name, rank, start + self.offset, end + self.offset, int(program.bytes[op]))
-            )
+            found.append(Event(name, key.key.kind.name, rank, start + self.offset, end + self.offset, size))
         return found

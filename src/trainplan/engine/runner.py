@@ -24,14 +24,14 @@ from trainplan.engine.transport import Form, Gloo, Message, Pending
 from trainplan.errors import RunError
 from trainplan.profile.capture.stage import Stage
 from trainplan.program.lower.layout import Layout
-from trainplan.program.ops import RECEIVES, SENDS, Kind
+from trainplan.program.ops import COLLECTIVES, RECEIVES, SENDS, Kind
 from trainplan.program.program import Program
 from trainplan.workload.workload import Batch, Loss
 
 # Receives are posted this many ahead of the one that is needed next, so that a message can travel meanwhile.
 RECEIVES_AHEAD = 4
 # These go on after their handler has returned, or are several operations in one call.
-NOTED_BY_THEIR_HANDLERS = (*SENDS, Kind.REDUCE_GRAD, Kind.LOSS)
+NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES)
 
 
 @dataclass
@@ -165,9 +165,10 @@ class Runner:
         self._wait(message, instruction, f"rank {instruction.peer}")
         arrived = now()
         names = self.edge_names(instruction.kind, *self._ends(instruction))
-        state.values[instruction.made] = dict(zip(names, message.take(), strict=True))
+        tensors = message.take()
+        state.values[instruction.made] = dict(zip(names, tensors, strict=True))
         self._post(1)
-        self.recorder.note(instruction.op, arrived, now())
+        self.recorder.note(instruction.op, arrived, now(), sum(tensor.nbytes for tensor in tensors))
         self.free(instruction, state)
 
     def _ends(self, instruction: Instruction) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Training under a plan, in the user's own loop.
 
-    trainer = trainplan.build(plan, workload)        # on every rank
+    trainer = trainplan.build(plan, model, loss, optimizer, inputs=example)   # on every rank
     for batch in batches:                            # the whole batch, the same on every rank
         result = trainer.step(batch)                 # result.loss, result.seconds
     trainer.evaluate(batch)
@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainplan.engine import checkpoint
 from trainplan.engine.observed import WARM_UP_STEPS, Observed
 from trainplan.engine.recorder import Recorder, now
 from trainplan.engine.reducer import Reducer
@@ -45,8 +47,8 @@ from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import Kind
 from trainplan.program.program import Program
 from trainplan.program.timeline import Event
+from trainplan.workload.batch import as_batch, to_device
 from trainplan.workload.batch import split as split_batch
-from trainplan.workload.batch import to_device
 from trainplan.workload.workload import Batch, Workload
 
 _EVALUATION_TAG = 2**20  # beyond the tags of training
@@ -91,6 +93,7 @@ class Trainer:
         self.replica, self.number = self._place()
         self.stage: Stage = captured.stage(*plan.bounds[self.number])
         self.stage.bind(values(set(self.stage.holds)), self.device)
+        self._freeze_what_gets_no_gradient()
         if compiled:
             self.stage.compiled()
         self.steps_done = 0
@@ -99,6 +102,13 @@ class Trainer:
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._part: Part | None = None
         self._evaluation: Stage | None = None
+
+    def _freeze_what_gets_no_gradient(self) -> None:
+        """Parameters that the loss does not depend on: nobody waits for their gradients, no optimizer moves them."""
+        idle = {p.name for p in self.shape.parameters if not p.trainable}
+        for name, parameter in self.stage.named_parameters():
+            if name in idle:
+                parameter.requires_grad_(False)
 
     def _place(self) -> tuple[int, int]:
         for replica, pipeline in enumerate(self.plan.placement):
@@ -164,13 +174,14 @@ class Trainer:
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def step(self, batch: Batch, whole: int | None = None) -> StepResult:
+    def step(self, batch: Any, whole: int | None = None) -> StepResult:
         """One optimizer step.
 
-        `batch` is the whole batch, of which this rank takes its replica's part; or, where `whole` is given, that part
-        itself, out of a batch of `whole` samples.
+        `batch` is a `Batch`, or (inputs, targets) as a loader gives them: the whole batch, of which this rank takes
+        its replica's part; or, where `whole` is given, that part itself, out of a batch of `whole` samples.
         """
         started = now()
+        batch = as_batch(batch)
         total = whole or batch.samples
         runner = self._runner(total)
         own = self._own(batch, total, whole is not None)
@@ -192,6 +203,8 @@ class Trainer:
     def _weights(self, parts: list[Batch], total: int) -> list[float]:
         """Share of each micro-batch in the mean of the whole batch; counts, where COUNT has to sum them first."""
         counts = [float(self.workload.loss.count(part)) for part in parts]
+        if not sum(counts) and self.plan.dp == 1:
+            raise RunError("a batch in which nothing counts", "its mean loss is not a number", "leaving it out")
         if self.workload.loss.mean_over == "samples":
             return [count / total for count in counts]
         return counts if self.plan.dp > 1 else [count / sum(counts) for count in counts]
@@ -199,15 +212,17 @@ class Trainer:
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> float | None:
+    def evaluate(self, batch: Any) -> float | None:
         """The loss of a batch in evaluation mode (on ranks with the last stage; None elsewhere). Nothing is updated.
 
         Replica 0 does it, with its running statistics.
         """
+        # All replicas, so that process groups are made by all: the first time that one is needed, it is here.
+        runner = next(iter(self._runners.values()), None) or self._runner(self.workload.batch)
         if self.replica != 0:
             return None
         stage = self._evaluation_stage()
-        runner = self._runner(self.workload.batch)
+        batch = as_batch(batch)
         own = to_device(batch, self.device)
         crossings: dict[str, Tensor] = {}
         talk = self.part.transport
@@ -244,6 +259,14 @@ class Trainer:
             self._evaluation = captured.stage(*self.plan.bounds[self.number])
         values = {**dict(self.stage.named_parameters()), **dict(self.stage.named_buffers())}
         return self._evaluation.bind(values, self.device)
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint that any plan can resume from; all ranks call this."""
+        checkpoint.save(self, path)
+
+    def load(self, path: str | Path) -> None:
+        """Take everything from a checkpoint, whatever plan it was saved under; all ranks call this."""
+        checkpoint.load(self, path)
 
     def close(self) -> None:
         """Leave the process groups that this trainer made."""

@@ -150,17 +150,11 @@ def _batches(trainer: Trainer, job: Job, workload: Workload) -> Iterator[tuple[B
     data = open_data(job.data, workload, samples=job.samples, seed=job.seed)
     with loader(
         workload, data, job.batch, start=trainer.steps_done, seed=job.seed, part=ours,
-        drop_last=len(data) % job.batch < plan.dp * plan.micro, pin=job.device != "cpu",
+        drop_last=True,  # so that the place in the data follows from the step, whatever the plan
+        pin=job.device != "cpu",
     ) as batches:  # fmt: skip
         for _, batch in zip(range(job.steps), batches, strict=False):
-            yield batch, _whole(len(data), job.batch, batch, plan.dp, trainer.replica)
-
-
-def _whole(length: int, batch: int, part: Batch, dp: int, replica: int) -> int:
-    """The size of the batch that a part belongs to: the full one, or the last of an epoch."""
-    if part.samples == split(batch, dp)[replica]:
-        return batch
-    return length % batch
+            yield batch, job.batch
 
 
 def data_seed(seed: int, step: int) -> int:

@@ -170,7 +170,8 @@ def _mfu(plan: Plan, profile: Profile, cluster: Cluster, batch: int, step_s: flo
     peak = [cluster.device(rank).flops.get(profile.precision, 0.0) for rank in ranks]
     if not all(peak):
         return None
-    return 3 * profile.flops * batch / (step_s * sum(peak))
+    share = 3 * profile.flops * batch / (step_s * sum(peak))
+    return share if share <= 1 else None  # above it the peak is not the one that the arithmetic ran at
 
 
 def _by_kind(played: Played) -> dict[str, float]:

@@ -104,7 +104,7 @@ class Layout:
     @property
     def observed(self) -> bool:
         """Pure data parallelism: torch's DDP runs it, and we watch."""
-        return self.plan.dp > 1 and self.plan.pp == 1 and not self.recomputes
+        return self.plan.dp > 1 and self.plan.pp == 1 and not self.recomputes and self.plan.overlap == "on"
 
     def rank(self, replica: int, stage: int) -> int:
         """The rank of the cluster."""
