@@ -20,7 +20,7 @@ def main() -> None:
     for _ in range(3):
         batch = (torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator))
         result = trainer.step(batch)
-        if result.loss is not None:
+        if result.loss is not None and trainer.replica == 0:
             print(f"loss {result.loss:.6f}", flush=True)
     trainer.save(folder)
     value = trainer.evaluate(batch)
