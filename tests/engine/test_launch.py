@@ -66,6 +66,8 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "TROUBLE": "slow"},
         stderr=subprocess.DEVNULL, start_new_session=True,
+        # A shell starts background jobs with Ctrl-C ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     assert any("step 2/" in line for line in process.stdout)

@@ -23,7 +23,7 @@ from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 from trainplan.program.timeline import Event, Timeline
 
-_PATIENCE = 15  # seconds for processes to end after they were asked to
+_PATIENCE = 8  # seconds for processes to end after they were asked to
 
 
 @dataclass(frozen=True)
