@@ -2,7 +2,7 @@
 
 Tensors are saved by torch's distributed checkpoint under the model's own parameter names, the optimizer's state under
 the name of the parameter that it belongs to, so any rank of any plan finds what it needs. Beside them stands a small
-JSON file with the step, the seed, the place in the data, and the optimizer's settings.
+JSON file with the step (from which the place in the data follows), the seed, and the optimizer's settings.
 
     checkpoint/
       trainplan.json       workload, plan, step, seed, hyper-parameters

@@ -149,7 +149,7 @@ def gather(job: Job, plan: Plan) -> RunResult:
 def merge(ranks: list[list[Event]], plan: Plan) -> Timeline:
     """One timeline from the events of all ranks, starting at zero.
 
-    A message is on its link until it has been received; only the receiver knows when that was.
+    The end of a SEND is when its host was free again, not when the message had arrived: only the receiver knows that.
     """
     events = [event for rank in ranks for event in rank]
     begin = min((event.start for event in events), default=0.0)

@@ -1,7 +1,7 @@
 """The measured timeline of one rank: when each operation of the program started and ended.
 
-A moment is a number of seconds of the system's monotonic clock, which all processes of a machine share; for several
-machines `offset` shifts it to that of rank 0. On a GPU, which works behind the host's back, a moment of compute is a
+A moment is a number of seconds of the system's monotonic clock, which all processes of a machine share (the clocks of
+several machines are not brought together yet). On a GPU, which works behind the host's back, a moment of compute is a
 CUDA event, and becomes a number once the step is over.
 """
 
@@ -25,7 +25,6 @@ class Recorder:
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     on: bool = False
-    offset: float = 0.0
     step: int = 0
     rows: list[tuple[int, int, float, float, int]] = field(default_factory=list)
     _unsettled: list[tuple[int, Moment, Moment, int]] = field(default_factory=list)
@@ -70,5 +69,5 @@ class Recorder:
         for step, op, start, end, size in self.rows:
             key = program.op(op)
             name = f"{key}@{step - first_step}" if step > first_step else str(key)
-            found.append(Event(name, key.key.kind.name, rank, start + self.offset, end + self.offset, size))
+            found.append(Event(name, key.key.kind.name, rank, start, end, size))
         return found
