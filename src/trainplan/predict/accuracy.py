@@ -44,10 +44,11 @@ def _table() -> dict[str, dict[str, object]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def known_error(plan: Plan, profile_kind: str) -> Accuracy:
-    """The error that we measured for plans of this kind with profiles of this kind."""
+def known_error(plan: Plan, profile_kind: str, device: str = "cpu", compiled: bool = False) -> Accuracy:
+    """The error that we measured for plans of this kind with such profiles: what was measured on CPUs says nothing of
+    GPUs, and eager blocks nothing of compiled ones."""
     kind = plan_kind(plan)
-    row = _table().get(f"{profile_kind} {kind}")
+    row = _table().get(f"{profile_kind} {device} {'compiled' if compiled else 'eager'} {kind}")
     if row is None:
         return Accuracy(kind, None, None, 0, f"{profile_kind} profile")
     return Accuracy(kind, float(row["median"]), float(row["worst"]), int(row["runs"]), str(row["source"]))  # type: ignore[arg-type, call-overload]

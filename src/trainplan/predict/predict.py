@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,7 +111,8 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
         exposed_comm_s=max(0.0, step_s - unhindered), compute_s=float(busy.max()),
         mfu=_mfu(plan, profile, cluster, batch, step_s), price_per_epoch=price or None,
         profile=f"{profile.kind}, {'compiled' if profile.compiled else 'eager'}",
-        error=known_error(plan, profile.kind), seconds_by_kind=_by_kind(played), device=profile.device, batch=batch,
+        error=known_error(plan, profile.kind, profile.device, profile.compiled),
+        seconds_by_kind=_by_kind(played), device=profile.device, batch=batch,
         peaks=tuple(found), played=played if keep else None,
     )  # fmt: skip
 
@@ -181,10 +181,3 @@ def _by_kind(played: Played) -> dict[str, float]:
     weight = np.where(program.group >= 0, sizes[np.maximum(program.group, 0)], 1.0)  # once for each member
     total = np.bincount(program.kind, weights=spent * weight, minlength=len(Kind))
     return {kind.name: float(total[kind]) for kind in Kind if (program.kind == kind).any()}
-
-
-def rank_predictions(predictions: Mapping[str, Prediction]) -> list[Prediction]:
-    """Those that fit, fastest first; then the others by how far they are over."""
-    fitting = sorted((p for p in predictions.values() if p.fits), key=lambda p: p.step_s)
-    others = sorted((p for p in predictions.values() if not p.fits), key=lambda p: p.peak_bytes / p.limit_bytes)
-    return fitting + others
