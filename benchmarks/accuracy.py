@@ -2,7 +2,8 @@
 
     python benchmarks/accuracy.py --ranks 2 --steps 20 --out benchmarks/data/accuracy-here.json
 
-Rows that are in the file already are not measured again, so it can be stopped and started.
+Rows that are in the file already are not measured again, so it can be stopped and started. With `--keep FOLDER`, the
+profiles and the probed cluster that the predictions were made from are kept beside them.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import torch
 from trainplan import files
 from trainplan.bench.accuracy import Row, compare, suite
 from trainplan.cluster.probe.probe import probe
+from trainplan.cluster.yaml_write import save_yaml
 from trainplan.profile import machine
 from trainplan.profile.measure import measure
 from trainplan.profile.profile import Profile
@@ -35,11 +37,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing for each profile")
+    parser.add_argument("--keep", type=Path, help="folder for the profiles and the cluster")
     parser.add_argument("--until", type=float, default=0.0, help="stop starting new plans after so many seconds")
     options = parser.parse_args()
     started = time.monotonic()
     torch.set_num_threads(1)
     cluster = probe(max(options.ranks), refresh=True, progress=lambda *_: None)
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        save_yaml(cluster, options.keep / "cluster.yaml")
     rows = (
         [files.from_json(Row, r) for r in files.read(options.out, "accuracy")["rows"]] if options.out.exists() else []
     )
@@ -55,6 +61,8 @@ def main() -> None:
             if profile is None:
                 sizes = sorted({max(1, batch // k) for k in (1, 2, 4, 8, 16)})
                 profile = measure(load(name), samples=sizes, seconds=options.seconds)
+                if options.keep:
+                    profile.save(options.keep / f"{name.partition(':')[0]}.profile.json")
             row = compare(name, line, profile, cluster, batch, options.steps)
             rows.append(row)
             print(
