@@ -12,14 +12,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trainplan.bench.pool import pool
 from trainplan.cluster.cluster import Cluster
-from trainplan.engine.launch import merge
+from trainplan.engine.measurement import Measurement, RunResult, measure, together
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan
 from trainplan.plan.text import parse, text
@@ -30,23 +29,12 @@ from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.profile import Profile
 from trainplan.profile.reference import Reference
-from trainplan.program.timeline import Event, Timeline
 from trainplan.report.joined import join
 from trainplan.solve.resolve import resolve
 from trainplan.workload.load import load
 from trainplan.workload.workload import Workload
 
 WARM_UP = 2
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A plan that was run."""
-
-    seconds: tuple[float, ...]  # of every recorded step, slowest rank
-    references: tuple[float, ...]  # of the reference kernel just before each
-    losses: tuple[float, ...]
-    timeline: Timeline
 
 
 @dataclass(frozen=True)
@@ -75,30 +63,19 @@ def _captured(name: str) -> tuple[Workload, Skeleton, Captured]:
     return workload, skeleton, capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
 
 
-def _train(rank: int, world: int, name: str, plan: Plan, batch: int, steps: int) -> tuple[Any, ...]:
+def _train(rank: int, world: int, name: str, plan: Plan, batch: int, steps: int) -> Measurement:
     """On every rank: the steps of a plan, each preceded by the reference kernel on rank 0."""
     workload, skeleton, captured = _captured(name)
     trainer = Trainer(plan, workload, captured, lambda names: skeleton.materialise(names, 0))
-    reference = Reference("cpu")
     data = workload.inputs(batch, 0)
-    seconds, references, losses = [], [], []
-    for step in range(WARM_UP + steps):
-        if step == WARM_UP:
-            trainer.record()
-        references.append(reference.seconds() if rank == 0 else 0.0)
-        if world > 1:
-            dist.barrier()
-        result = trainer.step(data)
-        seconds.append(result.seconds)
-        losses.append(result.loss)
-    events = trainer.events(batch)
+    measured = measure(trainer, [(data, None)] * (WARM_UP + steps), warm_up=WARM_UP, reference=Reference("cpu"))
     if world > 1:
         dist.barrier()
         trainer.close()
-    return seconds[WARM_UP:], references[WARM_UP:], losses[WARM_UP:], events
+    return measured
 
 
-def run_plan(name: str, plan: Plan, batch: int, steps: int) -> Measured:
+def run_plan(name: str, plan: Plan, batch: int, steps: int) -> RunResult:
     """Run a plan on processes that are kept."""
     if plan.world == 1:
         threads = torch.get_num_threads()
@@ -110,10 +87,7 @@ def run_plan(name: str, plan: Plan, batch: int, steps: int) -> Measured:
             torch.set_num_threads(threads)
     else:
         ranks = pool(plan.world).run(_train, name, plan, batch, steps)
-    events: list[list[Event]] = [rank[3] for rank in ranks]
-    losses = next(r[2] for r in ranks if r[2][0] is not None)
-    slowest = tuple(max(step) for step in zip(*(r[0] for r in ranks), strict=True))
-    return Measured(slowest, tuple(ranks[0][1]), tuple(losses), merge(events, plan))
+    return together(ranks, plan, WARM_UP)
 
 
 def compare(name: str, plan_line: str, profile: Profile, cluster: Cluster, batch: int, steps: int) -> Row:
@@ -121,11 +95,11 @@ def compare(name: str, plan_line: str, profile: Profile, cluster: Cluster, batch
     plan = resolve(parse(plan_line), profile, cluster, batch)
     predicted = predict(plan, profile, cluster, batch, keep=True)
     measured = run_plan(name, plan, batch, steps)
-    ratios = [s / r for s, r in zip(measured.seconds, measured.references, strict=True)]
+    ratios = [s / r for s, r in zip(measured.steady_seconds, measured.references, strict=True)]
     expected = predicted.step_s / profile.provenance.reference_s
     halves = statistics.median(ratios[0::2]), statistics.median(ratios[1::2])
     joined = join(predicted.timeline(), measured.timeline)
-    median = statistics.median(measured.seconds)
+    median = statistics.median(measured.steady_seconds)
     return Row(
         workload=name, plan=text(plan), kind=plan_kind(plan), ranks=plan.world, batch=batch,
         predicted_s=predicted.step_s, measured_s=median, error=expected / statistics.median(ratios) - 1,

@@ -84,7 +84,7 @@ class Pool:
                     results[rank] = value
         except BaseException as error:
             self.stop()
-            if isinstance(error, EOFError | BrokenPipeError):
+            if isinstance(error, EOFError | ConnectionError):
                 raise RunError(asked, "a process ended without an answer") from None
             raise
         return results

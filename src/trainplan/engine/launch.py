@@ -11,37 +11,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainplan import files
 from trainplan.engine.faults import failure
 from trainplan.engine.job import Job
+from trainplan.engine.measurement import Measurement, RunResult, together
 from trainplan.errors import RunError
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
-from trainplan.program.timeline import Event, Timeline
 
 _PATIENCE = 8  # seconds for processes to end after they were asked to
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a run did."""
-
-    out: str
-    step_seconds: list[float]  # of the slowest rank, every step
-    losses: list[float]
-    peak_bytes: list[int]  # of every rank
-    references: list[float]  # seconds of the reference kernel beside the recorded steps
-    timeline: Timeline
-    warm_up: int
-
-    @property
-    def steady_seconds(self) -> list[float]:
-        """Step times after the warm-up."""
-        return self.step_seconds[self.warm_up :]
 
 
 def run(
@@ -131,31 +112,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 def gather(job: Job, plan: Plan) -> RunResult:
     """Join what the ranks left to one result."""
     folder = Path(job.out)
-    ranks = [files.read(folder / f"rank-{rank}.json", "rank") for rank in range(plan.world)]
-    last = next(r for r in ranks if r["stage"] == plan.pp - 1 and r["replica"] == 0)
-    result = RunResult(
-        out=str(folder),
-        step_seconds=[max(step) for step in zip(*(r["seconds"] for r in ranks), strict=True)],
-        losses=[float(loss) for loss in last["losses"]],
-        peak_bytes=[r["peak_bytes"] for r in ranks],
-        references=[s for s in ranks[0]["references"] if s > 0],
-        timeline=merge([[files.from_json(Event, e) for e in r["events"]] for r in ranks], plan),
-        warm_up=job.warm_up,
-    )
+    ranks = [files.from_json(Measurement, files.read(folder / f"rank-{r}.json", "rank")) for r in range(plan.world)]
+    result = together(ranks, plan, job.warm_up, str(folder))
     result.timeline.save(folder / "timeline.json")
     return result
-
-
-def merge(ranks: list[list[Event]], plan: Plan) -> Timeline:
-    """One timeline from the events of all ranks, starting at zero.
-
-    The end of a SEND is when its host was free again, not when the message had arrived: only the receiver knows that.
-    """
-    events = [event for rank in ranks for event in rank]
-    begin = min((event.start for event in events), default=0.0)
-    steps = 1 + max((int(event.name.rpartition("@")[2]) for event in events if "@" in event.name), default=0)
-    moved = tuple(
-        Event(e.name, e.kind, e.rank, e.start - begin, e.end - begin, e.bytes)
-        for e in sorted(events, key=lambda e: (e.start, e.rank))
-    )
-    return Timeline("measured", len(ranks), steps, moved, plan_text.text(plan))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import resource
 import sys
 import time
 import traceback
@@ -23,12 +22,14 @@ from trainplan import files, units
 from trainplan.engine import checkpoint
 from trainplan.engine.faults import is_lost
 from trainplan.engine.job import Job
+from trainplan.engine.measurement import Measurement, measure, peak_bytes
 from trainplan.engine.recorder import now
 from trainplan.engine.trainer import StepResult, Trainer, build
 from trainplan.engine.world import join, leave
 from trainplan.errors import TrainplanError
 from trainplan.plan.rules import split
 from trainplan.profile.machine import keep_memory
+from trainplan.profile.reference import Reference
 from trainplan.workload.workload import Batch, Workload
 
 # A rank that lost another waits so long before it ends, so that torchrun sees the other first (and then ends us).
@@ -98,8 +99,8 @@ def _run(job: Job, out: Path) -> None:
     if job.resume:
         checkpoint.load(trainer, job.resume)
     gradients = _gradients_kept(trainer) if job.keep_state else []
-    record = _train(trainer, job, workload, out)
-    files.write(out / f"rank-{trainer.rank}.json", "rank", record)
+    measured = _train(trainer, job, workload, out)
+    files.write(out / f"rank-{trainer.rank}.json", "rank", files.to_json(measured))
     if job.keep_state:
         torch.save({**_state(trainer), "gradients": gradients}, out / f"rank-{trainer.rank}.pt")
     if plan.world > 1:
@@ -169,62 +170,31 @@ def _slice(batch: Batch, first: int, count: int) -> Batch:
     return split_batch(batch, sizes)[1 if first else 0] if len(sizes) > 1 else batch
 
 
-def _train(trainer: Trainer, job: Job, workload: Workload, out: Path) -> dict[str, Any]:
-    from trainplan.profile.reference import Reference
-
-    reference = Reference(trainer.device) if job.reference else None
+def _train(trainer: Trainer, job: Job, workload: Workload, out: Path) -> Measurement:
     speaks = trainer.replica == 0 and trainer.part.is_last
-    seconds, losses, references = [], [], []
     started, first = now(), trainer.steps_done
-    for number, (batch, whole) in enumerate(_batches(trainer, job, workload)):
-        if number == job.warm_up:
-            trainer.record()
-        if reference is not None and number >= job.warm_up:
-            references.append(_reference(reference, trainer))
-        result = trainer.step(batch, whole)
-        seconds.append(result.seconds)
-        losses.append(result.loss)
+
+    def after(result: StepResult) -> None:
         if speaks:
-            _say(result, workload, first + job.steps, started, number + 1, job.steps)
+            done, memory = trainer.steps_done - first, peak_bytes(trainer.device)
+            _say(result, workload, memory, first + job.steps, started, done, job.steps)
         if job.save_every and trainer.steps_done % job.save_every == 0:
             checkpoint.save(trainer, out / f"checkpoint-{trainer.steps_done}")
-    recorded = len(seconds) > job.warm_up
-    return {
-        "rank": trainer.rank,
-        "replica": trainer.replica,
-        "stage": trainer.number,
-        "seconds": seconds,
-        "losses": losses,
-        "references": references,
-        "peak_bytes": _peak(trainer.device),
-        "events": files.to_json(trainer.events(job.batch)) if recorded else [],
-    }
+
+    reference = Reference(trainer.device) if job.reference else None
+    batches = _batches(trainer, job, workload)
+    return measure(trainer, batches, warm_up=job.warm_up, reference=reference, after=after)
 
 
-def _reference(reference: Any, trainer: Trainer) -> float:
-    """How fast the machine is now: rank 0 runs the kernel while the others wait, as when the profile was made."""
-    seconds = reference.seconds() if trainer.rank == 0 else 0.0
-    if trainer.plan.world > 1:
-        dist.barrier()
-    return seconds
-
-
-def _say(result: StepResult, workload: Workload, last: int, started: float, done: int, steps: int) -> None:
+def _say(result: StepResult, workload: Workload, memory: int, last: int, started: float, done: int, steps: int) -> None:
     left = (now() - started) / done * (steps - done)
     print(
         f"step {result.step + 1}/{last}  loss {result.loss:.4f}  {units.seconds(result.seconds)}  "
         f"{result.samples / result.seconds:,.1f} {workload.sample}s/s  "
-        f"memory {units.gib(_peak(torch.device('cpu') if not torch.cuda.is_initialized() else torch.device('cuda')))}  "
+        f"memory {units.gib(memory)}  "
         f"eta {units.seconds(left)}",
         flush=True,
     )
-
-
-def _peak(device: torch.device) -> int:
-    """Peak bytes: what torch has allocated on a GPU; the process's resident memory on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _state(trainer: Trainer) -> dict[str, Any]:

@@ -1,0 +1,130 @@
+"""Steps that are timed: the one loop that `trainplan run`, the accuracy tables and the tests share.
+
+A rank trains its steps and keeps a `Measurement`; the measurements of all ranks together are a `RunResult`. Machines
+drift, so where it is asked for every recorded step is preceded by the reference kernel that profiles are made beside.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainplan.engine.trainer import StepResult, Trainer
+from trainplan.plan import text as plan_text
+from trainplan.plan.plan import Plan
+from trainplan.profile.reference import Reference
+from trainplan.program.timeline import Event, Timeline
+from trainplan.workload.workload import Batch
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one rank knows of a run."""
+
+    rank: int
+    replica: int
+    stage: int
+    seconds: tuple[float, ...]  # of every step
+    losses: tuple[float | None, ...]
+    references: tuple[float, ...]  # of the reference kernel before every recorded step; 0: another rank ran it
+    peak_bytes: int
+    events: tuple[Event, ...]  # of the recorded steps, by this machine's clock
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run did."""
+
+    out: str
+    step_seconds: list[float]  # of the slowest rank, every step
+    losses: list[float]
+    peak_bytes: list[int]  # of every rank
+    references: list[float]  # seconds of the reference kernel beside the recorded steps
+    timeline: Timeline
+    warm_up: int
+
+    @property
+    def steady_seconds(self) -> list[float]:
+        """Step times after the warm-up."""
+        return self.step_seconds[self.warm_up :]
+
+
+def measure(
+    trainer: Trainer,
+    batches: Iterable[tuple[Batch, int | None]],
+    *,
+    warm_up: int,
+    reference: Reference | None = None,
+    after: Callable[[StepResult], None] | None = None,
+) -> Measurement:
+    """Train on batches as `Trainer.step` takes them, and keep what happened; all ranks call this.
+
+    The first `warm_up` steps are timed, but their timeline is not recorded. `after`: called after every step.
+    """
+    seconds, losses, references = [], [], []
+    samples = 0
+    for number, (batch, whole) in enumerate(batches):
+        if number == warm_up:
+            trainer.record()
+        if reference is not None and number >= warm_up:
+            references.append(_reference(reference, trainer))
+        result = trainer.step(batch, whole)
+        seconds.append(result.seconds)
+        losses.append(result.loss)
+        samples = result.samples
+        if after is not None:
+            after(result)
+    events = trainer.events(samples) if len(seconds) > warm_up else []
+    trainer.record(False)
+    return Measurement(
+        trainer.rank, trainer.replica, trainer.number, tuple(seconds), tuple(losses), tuple(references),
+        peak_bytes(trainer.device), tuple(events),
+    )  # fmt: skip
+
+
+def _reference(reference: Reference, trainer: Trainer) -> float:
+    """How fast the machine is now: rank 0 runs the kernel while the others wait, as when the profile was made."""
+    seconds = reference.seconds() if trainer.rank == 0 else 0.0
+    if trainer.plan.world > 1:
+        dist.barrier()
+    return seconds
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Peak bytes so far: what torch has allocated on a GPU; the process's resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def together(ranks: Sequence[Measurement], plan: Plan, warm_up: int, out: str = "") -> RunResult:
+    """The measurements of all ranks, in rank order, as one result."""
+    last = next(r for r in ranks if r.stage == plan.pp - 1 and r.replica == 0)
+    return RunResult(
+        out=out,
+        step_seconds=[max(step) for step in zip(*(r.seconds for r in ranks), strict=True)],
+        losses=[float(loss) for loss in last.losses if loss is not None],
+        peak_bytes=[r.peak_bytes for r in ranks],
+        references=[s for s in ranks[0].references if s > 0],
+        timeline=merge(ranks, plan),
+        warm_up=warm_up,
+    )
+
+
+def merge(ranks: Sequence[Measurement], plan: Plan) -> Timeline:
+    """One timeline from the events of all ranks, starting at zero.
+
+    The end of a SEND is when its host was free again, not when the message had arrived: only the receiver knows that.
+    """
+    events = [event for rank in ranks for event in rank.events]
+    begin = min((event.start for event in events), default=0.0)
+    steps = 1 + max((int(event.name.rpartition("@")[2]) for event in events if "@" in event.name), default=0)
+    moved = tuple(
+        Event(e.name, e.kind, e.rank, e.start - begin, e.end - begin, e.bytes)
+        for e in sorted(events, key=lambda e: (e.start, e.rank))
+    )
+    return Timeline("measured", len(ranks), steps, moved, plan_text.text(plan))
