@@ -33,8 +33,11 @@ test-slow: install
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests --junitxml=$${OUT:-.}/test-gpu.xml
 
+# What a quiet machine needs about ten minutes for; docs/accuracy.md has the results of two machines.
 benchmarks: install
 	$(BIN)/python benchmarks/clock.py
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/accuracy.py --out trainplan-run-benchmarks/accuracy.json
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache src/*.egg-info

@@ -21,6 +21,14 @@ def pytest_configure(config):
     config.pluginmanager.register(config.stash[EVIDENCE])
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture
 def gathered(request):
     """The markers of this session, and what became of their tests."""

@@ -31,7 +31,7 @@ LEVELS: list[set[str]] = [
     {"program"},
     {"predict", "engine"},
     {"solve", "search"},
-    {"bench", "report", "convert"},
+    {"bench", "report"},
     {"__init__", "api", "cli", "run", "situation"},
 ]
 BESIDE = {

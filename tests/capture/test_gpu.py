@@ -14,10 +14,7 @@ from trainplan.profile.capture.verify import verify
 
 from .cases import CASES, NAMES
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def _on_gpu(batch):

@@ -42,7 +42,18 @@ def names(kind: Kind) -> tuple[str, ...]:
 def device(name: str) -> Device:
     """A device of the catalogue; capitals do not matter."""
     name, entry = _entry("device", name)
-    return read_device(name, {key: value for key, value in entry.items() if key != "node"}, f"catalogue device {name}")
+    known = {key: value for key, value in entry.items() if key not in ("node", "driver")}
+    return read_device(name, known, f"catalogue device {name}")
+
+
+def reported(by_driver: str) -> str:
+    """The catalogue's name of a device that a driver names, or the driver's own where the catalogue has none.
+
+    >>> reported("NVIDIA A100-SXM4-80GB"), reported("Other GPU")
+    ('A100-80', 'Other GPU')
+    """
+    names = {entry["driver"]: name for name, entry in _entries("device").items() if "driver" in entry}
+    return names.get(by_driver, by_driver)
 
 
 def link(name: str) -> Link:

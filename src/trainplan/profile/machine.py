@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 import psutil
 import torch
 
+from trainplan.cluster import catalogue
 from trainplan.cluster.probe import machine
-from trainplan.cluster.probe.probe import _gpu_name as gpu_name
 from trainplan.errors import InputError
 
 
@@ -43,7 +43,7 @@ def name_of(device: torch.device) -> str:
     >>> name_of(torch.device("cpu"))
     'cpu'
     """
-    return gpu_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"
+    return catalogue.reported(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"
 
 
 def describe(device: torch.device) -> str:

@@ -176,7 +176,7 @@ def _device(results: list[dict[str, Any]], source: str) -> Device:
     if results[0]["device"]:  # a GPU: what it has, less what its workers' tensors hold, was taken by their contexts
         total = last["total"]
         context = max(0, last["taken"] - sharers * last["tensors"]) // sharers
-        name = _gpu_name(results[0]["device"])
+        name = catalogue.reported(results[0]["device"])
     else:
         total, context, name = machine.memory_bytes(), last["taken"], "cpu"
         sharers = len(results)
@@ -195,31 +195,6 @@ def _device(results: list[dict[str, Any]], source: str) -> Device:
         context_bytes=context,
         sources=sources,
     )
-
-
-def _gpu_name(reported: str) -> str:
-    """The catalogue's name of a GPU where it has one, else the driver's.
-
-    >>> _gpu_name("NVIDIA H200"), _gpu_name("NVIDIA A100-SXM4-80GB"), _gpu_name("Other GPU")
-    ('H200', 'A100-80', 'Other GPU')
-    """
-    known = {
-        "NVIDIA H200": "H200",
-        "NVIDIA H100 80GB HBM3": "H100-SXM",
-        "NVIDIA H100 PCIe": "H100-PCIe",
-        "NVIDIA B200": "B200",
-        "NVIDIA A100-SXM4-80GB": "A100-80",
-        "NVIDIA A100-SXM4-40GB": "A100-40",
-        "NVIDIA L4": "L4",
-        "Tesla T4": "T4",
-        "Tesla P40": "P40",
-        "Tesla V100-SXM2-16GB": "V100-16",
-        "Tesla V100-SXM2-32GB": "V100-32",
-        "NVIDIA TITAN RTX": "TitanRTX",
-        "NVIDIA GeForce RTX 3090": "RTX3090",
-        "NVIDIA GeForce RTX 4090": "RTX4090",
-    }
-    return known.get(reported, reported)
 
 
 def _links(workers: list[fit.Samples], backend: str, source: str) -> tuple[Link, tuple[Pair, ...], tuple[Any, ...]]:
