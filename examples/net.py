@@ -31,13 +31,26 @@ def inputs(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.rand(samples, 3, 24, 24, generator=generator), torch.randint(0, 10, (samples,), generator=generator)
 
 
+def optimizer(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    """Weight decay for weights, none for norms and biases. `named` is the whole model, whatever the plan."""
+    decayed = [parameter for name, parameter in named if parameter.dim() > 1]
+    others = [parameter for name, parameter in named if parameter.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": others}]
+    return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+
+
+def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """Stepped after every optimizer step."""
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10_000)
+
+
 def build() -> dict[str, object]:
     return {
         "model": Net(),
         "inputs": inputs,
         "loss": "cross_entropy",
-        "optimizer": "sgd",
-        "lr": 0.05,
+        "optimizer": optimizer,  # or a word: "optimizer": "sgd", "lr": 0.05
+        "schedule": schedule,
         "batch": 16,
         "samples_per_epoch": 50_000,
     }

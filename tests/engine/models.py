@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import lr_scheduler
 
 from trainplan.workload.workload import Batch, Loss, Workload
 
@@ -103,13 +104,39 @@ def _count_tokens(batch: Batch) -> int:
     return int((batch.targets != -100).sum())
 
 
+def _groups(named: list[tuple[str, nn.Parameter]]) -> list[dict]:
+    """Three groups by name, shape and place; on most stages of a pipeline one or another of them is empty."""
+    slow = [named[0]]  # the first layer of the whole model, whichever stage holds it
+    norms = [pair for pair in named[1:] if pair[1].dim() == 1]
+    rest = [pair for pair in named[1:] if pair[1].dim() > 1]
+    return [
+        {"params": rest},
+        {"params": norms, "weight_decay": 0.0, "lr": 0.03},
+        {"params": slow, "lr": 0.004, "weight_decay": 0.2},
+    ]
+
+
 OPTIMIZERS: dict[str, Callable] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "grouped_sgd": lambda p: torch.optim.SGD(_groups(p), lr=0.1, momentum=0.9, weight_decay=1e-2),
+    "grouped_adamw": lambda p: torch.optim.AdamW(_groups(p), lr=0.01, weight_decay=0.1),
+}
+
+SCHEDULES: dict[str, Callable] = {
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, [lambda step, k=k: 1 / (1 + k * step) for k in range(3)]),
+    "onecycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=[0.05, 0.03, 0.02], total_steps=6),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=4, eta_min=1e-4),
+    "sequence": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.ExponentialLR(o, 0.7)], milestones=[3]
+    ),
 }
 
 
-def workload(name: str, optimizer: str = "sgd", **fields) -> Workload:
+def workload(name: str, optimizer: str = "sgd", *, schedule: str = "", **fields) -> Workload:
+    """A small workload; its fields can be replaced, the schedule by a key of `SCHEDULES`."""
+    if schedule:
+        fields["schedule"] = SCHEDULES[schedule]
     samples = Loss(F.cross_entropy, _count_samples)
     found = {
         "residual": Workload("residual", lambda: Residual().double(), _images, samples, OPTIMIZERS[optimizer], 8, 80),

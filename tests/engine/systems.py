@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from trainplan.plan.plan import Plan, plan
 
-BLOCKS = {"chain": 6, "residual": 5, "tied": 6}
+BLOCKS = {"chain": 6, "residual": 5, "tied": 6, "sleeping": 4}
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Case:
         return plan(blocks=BLOCKS[self.model], key=self.key, **self.choices)
 
     def __str__(self) -> str:
-        words = [f"{name}={value}" for name, value in self.choices.items()]
+        words = [f"{name}={value}" for name, value in (*self.choices.items(), *self.fields.items())]
         return "-".join([self.key, self.model, self.optimizer, *words]).replace(" ", "").replace("'", "")
 
 
@@ -75,7 +75,50 @@ def _cases() -> list[Case]:
             fields={"clip_norm": 0.05},
         ),
     ]
-    return cases
+    # Groups of parameters, some of them empty on some stages, with learning rates that change at every step.
+    grouped = [
+        Case("ddp", "residual", {"dp": 2, "bucket": 200}, optimizer="grouped_adamw", fields={"schedule": "cosine"}),
+        Case(
+            "gpipe", "tied", {"pp": 4, "micro": 2, "schedule": "gpipe", "stages": (1, 3, 4)},
+            optimizer="grouped_adamw", fields={"schedule": "onecycle"},
+        ),
+        Case(
+            "dapple", "residual", {"pp": 2, "micro": 3, "schedule": "1f1b", "stages": (2,)}, optimizer="grouped_sgd",
+            fields={"schedule": "lambda"},
+        ),
+        Case("dapple", "tied", {**adam, "stages": (4,)}, optimizer="grouped_adamw", fields={"schedule": "onecycle"}),
+    ]  # fmt: skip
+    return cases + grouped
 
 
 CASES = _cases()
+
+
+def _sleeping() -> list[Case]:
+    """Systems whose step time is held against the prediction: a line each, with and without recomputation.
+
+    Stages are uneven (no two blocks are alike), and so are the micro-batches of a batch of 9.
+    """
+    systems = [
+        ("single", 2, {}),
+        ("accumulate", 5, {"micro": 2}),
+        ("ddp", 4, {"dp": 2, "bucket": 100}),
+        ("ddp", 8, {"dp": 4, "bucket": 100_000}),
+        ("ddp", 8, {"dp": 2, "micro": 2, "bucket": 100}),
+        ("naive", 4, {"pp": 2, "stages": (3,), "micro": 2}),
+        ("naive", 2, {"pp": 4, "stages": (1, 2, 3)}),
+        ("gpipe", 9, {"pp": 2, "stages": (1,), "micro": 4, "schedule": "gpipe"}),
+        ("gpipe", 8, {"pp": 4, "stages": (1, 2, 3), "micro": 4, "schedule": "gpipe"}),
+        ("dapple", 9, {"pp": 2, "stages": (3,), "micro": 4, "schedule": "1f1b"}),
+        ("dapple", 10, {"pp": 4, "stages": (1, 2, 3), "micro": 5, "schedule": "1f1b"}),
+        ("gpipe", 12, {"dp": 2, "pp": 2, "stages": (1,), "micro": 3, "schedule": "gpipe", "bucket": 100}),
+        ("dapple", 12, {"dp": 2, "pp": 2, "stages": (3,), "micro": 3, "schedule": "1f1b", "bucket": 100}),
+    ]
+    return [
+        Case(key, "sleeping", {**choices, "recompute": recompute}, (batch,))
+        for key, batch, choices in systems
+        for recompute in ("none", "full")
+    ]
+
+
+SLEEPING = _sleeping()

@@ -60,7 +60,7 @@ def test_oracle_equals_the_plain_step_on_the_whole_batch() -> None:
     """Without batch norm and dropout the pieces add up to the whole: nobody's definition but torch's."""
     case = Case("dapple", "chain", {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (3,)})
     job, model, _ = jobs.built(case.model, case.optimizer)
-    optimizer = job.optimizer(model.parameters())
+    optimizer = job.optimizer(list(model.named_parameters()))
     losses = []
     for number, samples in enumerate(case.sizes):
         batch = job.inputs(samples, seed=number)

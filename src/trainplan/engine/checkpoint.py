@@ -1,21 +1,28 @@
 """Checkpoints that do not know the layout: saved under one plan, resumed under another.
 
 Tensors are saved by torch's distributed checkpoint under the model's own parameter names, the optimizer's state under
-the name of the parameter that it belongs to, so any rank of any plan finds what it needs. Beside them stands a small
-JSON file with the step (from which the place in the data follows), the seed, and the optimizer's settings.
+the name of the parameter that it belongs to, so any rank of any plan finds what it needs. The optimizer's groups and
+the scheduler are the same on every rank (`workload.optimizer`), so rank 0 writes them.
 
     checkpoint/
-      trainplan.json       workload, plan, step, seed, hyper-parameters
+      trainplan.json       what it is of, the step, the seed, the place in the data, and the sizes of all files
+      training.pt          groups (names of their parameters, and their settings) and the scheduler's state
       .metadata, *.distcp  the tensors
+
+A checkpoint appears whole or not at all: it is written to a folder beside its place, and renamed. Whatever is killed
+meanwhile, the one that was there before is found again.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,80 +30,119 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainplan import files
-from trainplan.errors import InputError
+from trainplan.errors import InputError, RunError
 from trainplan.plan import text as plan_text
+from trainplan.workload.optimizer import Groups
 
 if TYPE_CHECKING:
     from trainplan.engine.trainer import Trainer
 
-_ABOUT = "trainplan.json"
+_ABOUT, _TRAINING = "trainplan.json", "training.pt"
+
+
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint says of itself."""
+
+    workload: str
+    plan: str
+    optimizer: str  # the name of its class
+    scheduler: str  # "": none
+    step: int  # steps that are done
+    seed: int
+    place: dict[str, Any]  # in the data: what `Trainer.place` was
+    files: dict[str, int] = field(default_factory=dict)  # name → bytes, of all files but this one
+
+
+# -- saving -----------------------------------------------------------------------------------------------------------
 
 
 def save(trainer: Trainer, path: str | Path) -> None:
     """Write a checkpoint; all ranks call this. The folder appears whole or not at all."""
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
+    instead = "a folder that every rank can write to"
     if trainer.rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        training = _training(trainer)
+        try:
+            _put_back(path)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            (partial / _TRAINING).write_bytes(training)
+        except OSError as error:
+            raise RunError(f"saving {path}", str(error.strerror), instead) from None
     _barrier()
     # Replicas hold the same, apart from running statistics, which are those of replica 0.
     tensors = _tensors(trainer) if trainer.replica == 0 else {}
-    with _quiet():
-        dcp.save(tensors, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
+    try:
+        with _quiet():
+            dcp.save(tensors, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
+    except CheckpointException as error:
+        raise RunError(f"saving {path}", _reason(error), instead) from None
     if trainer.rank == 0:
-        files.write(partial / _ABOUT, "checkpoint", _about(trainer))
-        old = path.with_name(f".{path.name}.old")
+        sizes = {found.name: found.stat().st_size for found in sorted(partial.iterdir())}
+        files.write(partial / _ABOUT, "checkpoint", files.to_json(_about(trainer, sizes)))
+        old = _old(path)
         if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
             os.replace(path, old)
         os.replace(partial, path)
         shutil.rmtree(old, ignore_errors=True)
     _barrier()
 
 
-def load(trainer: Trainer, path: str | Path) -> None:
-    """Take weights, buffers, optimizer state and step from a checkpoint, whatever plan it was saved under."""
-    path = Path(path)
-    about = files.read(path / _ABOUT, "checkpoint")
-    if about["workload"] != trainer.workload.name:
-        why = f"it is of {about['workload']}, and this run trains {trainer.workload.name}"
-        raise InputError(f"checkpoint {path}", why, "the checkpoint of this workload")
-    saved = dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    wanted: dict[str, Any] = {f"model.{name}": tensor for name, tensor in _model(trainer).items()}
-    missing = [key for key in wanted if key not in saved]
-    if missing:
-        why = f"{len(missing)} tensors of this model are not in it, first {missing[0].removeprefix('model.')!r}"
-        raise InputError(f"checkpoint {path}", why)
-    parameters = _parameters(trainer)
-    for key, item in saved.items():
-        name = next((n for n in parameters if key.startswith(f"optimizer.{n}:")), None)
-        if name is None:
-            continue
-        if isinstance(item, TensorStorageMetadata):
-            # A number of steps stays on the host, as torch's optimizers keep it; the rest is where the parameter is.
-            device = parameters[name].device if item.size else torch.device("cpu")
-            wanted[key] = torch.empty(item.size, dtype=item.properties.dtype, device=device)
-        else:
-            wanted[key] = None
-    with _quiet():
-        dcp.load(wanted, checkpoint_id=str(path), no_dist=not dist.is_initialized())
-    state: dict[str, dict[str, Any]] = {}
-    for key, value in wanted.items():
-        if key.startswith("optimizer."):
-            name, _, entry = key.removeprefix("optimizer.").rpartition(":")
-            state.setdefault(name, {})[entry] = value
-    optimizer = trainer.part.optimizer
-    for name, entries in state.items():
-        optimizer.state[parameters[name]] = entries
-    for group, settings in zip(optimizer.param_groups, about["groups"], strict=False):
-        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()})
-    if trainer.part.scheduler is not None and about["scheduler"] is not None:
-        trainer.part.scheduler.load_state_dict(about["scheduler"])
-    trainer.steps_done = about["step"]
+def _old(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
+def _put_back(path: Path) -> None:
+    """The checkpoint that stood here, should somebody have been killed between the two renames of `save`."""
+    if not path.exists() and _old(path).exists():
+        os.replace(_old(path), path)
+    shutil.rmtree(_old(path), ignore_errors=True)
+
+
+def _about(trainer: Trainer, sizes: dict[str, int]) -> About:
+    optimizer, scheduler = trainer.part.optimizer, trainer.part.scheduler
+    return About(
+        workload=trainer.workload.name, plan=plan_text.text(trainer.plan), optimizer=type(optimizer).__name__,
+        scheduler=_kind(scheduler), step=trainer.steps_done, seed=trainer.seed, place=trainer.place, files=sizes,
+    )  # fmt: skip
+
+
+def _kind(scheduler: Any) -> str:
+    return "" if scheduler is None else type(scheduler).__name__
+
+
+def _training(trainer: Trainer) -> bytes:
+    """The optimizer's groups with their settings, and the scheduler's state."""
+    optimizer, scheduler = trainer.part.optimizer, trainer.part.scheduler
+    groups = [
+        {"names": list(names), "settings": {k: v for k, v in group.items() if k not in ("params", "param_names")}}
+        for names, group in zip(trainer.optimizer_groups, optimizer.param_groups, strict=True)
+    ]
+    state = _without_functions(scheduler.state_dict()) if scheduler is not None else None
+    stream = io.BytesIO()
+    try:
+        torch.save({"groups": groups, "scheduler": state}, stream)
+        stream.seek(0)
+        torch.load(stream, weights_only=True)  # what cannot be read again is found now, not on the day it is needed
+    except Exception as error:
+        what = "saving the settings of the optimizer and the state of its scheduler"
+        why = f"they hold more than numbers, words, tensors, and lists or dicts of those ({_line(error)})"
+        raise RunError(what, why, "a state_dict of the scheduler that leaves it out") from None
+    return stream.getvalue()
+
+
+def _without_functions(value: Any) -> Any:
+    """Functions are the factory's to make again, as torch's own schedulers have it."""
+    if isinstance(value, Mapping):
+        kept = {key: _without_functions(item) for key, item in value.items() if not callable(item)}
+        return type(value)(kept) if isinstance(value, dict) else kept
+    return [_without_functions(item) for item in value] if isinstance(value, list) else value
 
 
 def _parameters(trainer: Trainer) -> dict[str, torch.nn.Parameter]:
@@ -105,11 +151,11 @@ def _parameters(trainer: Trainer) -> dict[str, torch.nn.Parameter]:
 
 def _model(trainer: Trainer) -> dict[str, Tensor]:
     held = {**dict(trainer.stage.named_parameters()), **dict(trainer.stage.named_buffers())}
-    return {name: tensor.detach() for name, tensor in held.items()}
+    return {f"model.{name}": tensor.detach() for name, tensor in held.items()}
 
 
 def _tensors(trainer: Trainer) -> dict[str, Any]:
-    found: dict[str, Any] = {f"model.{name}": tensor for name, tensor in _model(trainer).items()}
+    found: dict[str, Any] = dict(_model(trainer))
     state = trainer.part.optimizer.state
     for name, parameter in _parameters(trainer).items():
         for key, value in state.get(parameter, {}).items():
@@ -118,24 +164,177 @@ def _tensors(trainer: Trainer) -> dict[str, Any]:
     return found
 
 
-def _about(trainer: Trainer) -> dict[str, Any]:
+# -- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load(trainer: Trainer, path: str | Path) -> None:
+    """Take everything from a checkpoint, whatever plan it was saved under; all ranks call this.
+
+    Weights, buffers, the optimizer's state and settings, the scheduler, the step, the seed, the place in the data.
+    """
+    path = Path(path)
+    if trainer.rank == 0:
+        _put_back(path)
+    _barrier()
+    # From here to `dcp.load` every rank looks at the whole checkpoint, so that all refuse it, or none.
+    about = read_about(path)
+    saved = _saved(path)
+    _check_model(trainer, path, about, saved)
+    training = _check_training(trainer, path, about)
+    wanted: dict[str, Any] = dict(_model(trainer))
+    wanted |= _state_wanted(trainer, saved)
+    try:
+        with _quiet():
+            dcp.load(wanted, checkpoint_id=str(path), no_dist=not dist.is_initialized())
+    except CheckpointException as error:
+        raise _broken(path, _reason(error)) from None
+    _take_state(trainer, wanted)
     optimizer, scheduler = trainer.part.optimizer, trainer.part.scheduler
-    settings = [{key: v for key, v in group.items() if key != "params"} for group in optimizer.param_groups]
-    return {
-        "workload": trainer.workload.name,
-        "plan": plan_text.text(trainer.plan),
-        "step": trainer.steps_done,
-        "seed": trainer.seed,
-        "groups": [{key: v for key, v in group.items() if _plain(v)} for group in settings],
-        "scheduler": {k: v for k, v in scheduler.state_dict().items() if _plain(v)} if scheduler is not None else None,
-    }
+    for group, stored in zip(optimizer.param_groups, training["groups"], strict=True):
+        group.update({key: _like(value, group.get(key)) for key, value in stored["settings"].items()})
+    if scheduler is not None:
+        scheduler.load_state_dict(training["scheduler"])
+    trainer.continue_from(about.step, about.seed, about.place)
 
 
-def _plain(value: Any) -> bool:
-    """Whether JSON can carry it."""
-    if isinstance(value, list | tuple):
-        return all(_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
+def read_about(path: Path) -> About:
+    """What a checkpoint says of itself, if all its files are there."""
+    if not (path / _ABOUT).is_file():
+        why = f"there is no {_ABOUT} in it, so it is not one of trainplan's" if path.is_dir() else "it is not there"
+        raise InputError(f"checkpoint {path}", f"it cannot be read: {why}", _neighbour(path))
+    about = files.from_json(About, files.read(path / _ABOUT, "checkpoint"), f"checkpoint {path}")
+    for name, size in about.files.items():
+        found = (path / name).stat().st_size if (path / name).is_file() else 0
+        if found != size:
+            raise _broken(path, f"{name} has {found:,} of {size:,} bytes")
+    return about
+
+
+def latest(folder: Path) -> Path | None:
+    """The checkpoint with the most steps among those that a run left in its folder.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("checkpoint-8", "checkpoint-12", ".checkpoint-16.partial"):
+    ...     (folder / name).mkdir()
+    >>> latest(folder).name
+    'checkpoint-12'
+    """
+    found = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _neighbour(path: Path) -> str:
+    """Another checkpoint that may have been meant."""
+    folders = [folder for folder in (path, path.parent) if folder.is_dir()]
+    return next((str(found) for folder in folders if (found := latest(folder))), "a folder that trainplan saved")
+
+
+def _broken(path: Path, why: str) -> InputError:
+    return InputError(f"checkpoint {path}", f"it is broken: {why}", "the checkpoint before it")
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    try:
+        return dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    except Exception as error:  # whatever unpickling a broken file raises
+        raise _broken(path, f"the table of its tensors cannot be read ({_line(error)})") from None
+
+
+def _check_model(trainer: Trainer, path: Path, about: About, saved: dict[str, Any]) -> None:
+    """Every tensor of the whole model is there, with its shape and type, and there is none of another model."""
+    held = trainer.captured.exported.held
+    other = about.workload != trainer.workload.name
+    of = f"it is of {about.workload}, and this run trains {trainer.workload.name}: " if other else ""
+    instead = "the checkpoint of this model"
+    for name, item in held.items():
+        entry = saved.get(f"model.{name}")
+        if not isinstance(entry, TensorStorageMetadata):
+            raise InputError(f"checkpoint {path}", f"{of}there is no {name!r} in it", instead)
+        there, here = (tuple(entry.size), entry.properties.dtype), (item.shape, item.dtype)
+        if there != here:
+            why = f"{of}{name!r} is {there[0]} {there[1]} there, and {here[0]} {here[1]} here"
+            raise InputError(f"checkpoint {path}", why, instead)
+    for key in saved:
+        name = key.removeprefix("model.")
+        if key.startswith("model.") and name not in held:
+            raise InputError(f"checkpoint {path}", f"{of}it has a {name!r}, which this model has not", instead)
+
+
+def _check_training(trainer: Trainer, path: Path, about: About) -> dict[str, Any]:
+    """The settings and the scheduler, if they are of an optimizer and a scheduler such as this run's."""
+    here = type(trainer.part.optimizer).__name__, _kind(trainer.part.scheduler)
+    for what, theirs, ours in zip(("optimizer", "scheduler"), (about.optimizer, about.scheduler), here, strict=True):
+        if theirs != ours:
+            why = f"it was saved with {theirs or f'no {what}'}, and this run has {ours or 'none'}"
+            raise InputError(f"checkpoint {path}", why, f"the {what} that it was saved with")
+    try:
+        training: dict[str, Any] = torch.load(path / _TRAINING, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise _broken(path, f"{_TRAINING} cannot be read ({_line(error)})") from None
+    _check_groups(trainer.optimizer_groups, [tuple(group["names"]) for group in training["groups"]], path)
+    return training
+
+
+def _check_groups(here: Groups, there: list[tuple[str, ...]], path: Path) -> None:
+    ours, theirs = ({name: place for place, names in enumerate(groups) for name in names} for groups in (here, there))
+    for name in [*ours, *theirs]:
+        if ours.get(name) != theirs.get(name):
+            place = [f"group {p[name]}" if name in p else "no group" for p in (theirs, ours)]
+            why = f"{name!r} is in {place[0]} of the optimizer there, and in {place[1]} here"
+            raise InputError(f"checkpoint {path}", why, "an optimizer with the same groups")
+    if len(here) != len(there):
+        why = f"its optimizer has {len(there)} groups, and this run's {len(here)}"
+        raise InputError(f"checkpoint {path}", why, "an optimizer with the same groups")
+
+
+def _state_wanted(trainer: Trainer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Places for the optimizer's state of the parameters that are here."""
+    parameters, wanted = _parameters(trainer), dict[str, Any]()
+    groups = trainer.part.optimizer.param_groups
+    on_device = {p for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
+    for key, item in saved.items():
+        name, _, entry = key.removeprefix("optimizer.").rpartition(":")
+        if not key.startswith("optimizer.") or name not in parameters:
+            continue
+        if not isinstance(item, TensorStorageMetadata):
+            wanted[key] = None
+            continue
+        # The number of the step stays on the host, unless the optimizer's kernel reads it, as torch has it.
+        parameter = parameters[name]
+        on_host = entry == "step" and parameter not in on_device
+        device = torch.device("cpu") if on_host else parameter.device
+        wanted[key] = torch.empty(item.size, dtype=item.properties.dtype, device=device)
+    return wanted
+
+
+def _take_state(trainer: Trainer, loaded: dict[str, Any]) -> None:
+    parameters, state = _parameters(trainer), trainer.part.optimizer.state
+    for parameter in parameters.values():
+        state.pop(parameter, None)
+    for key, value in loaded.items():
+        if key.startswith("optimizer."):
+            name, _, entry = key.removeprefix("optimizer.").rpartition(":")
+            state[parameters[name]][entry] = value
+
+
+def _like(value: Any, there: Any) -> Any:
+    """A learning rate that is a tensor is where the one before it was."""
+    return value.to(there.device) if isinstance(value, Tensor) and isinstance(there, Tensor) else value
+
+
+# -- small things -----------------------------------------------------------------------------------------------------
+
+
+def _reason(error: CheckpointException) -> str:
+    """What the first rank that failed said."""
+    rank, (first, _) = min(error.failures.items(), key=lambda item: item[0])
+    return f"rank {rank}: {_line(first)}"
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]:.200}" if text else type(error).__name__
 
 
 @contextmanager

@@ -44,7 +44,9 @@ def train_alone(
     """Train in this process as the plan would, piece by piece."""
     stage = captured.stage(0, len(captured.blocks)).bind(values)
     parameters = {name: p for name, p in stage.named_parameters() if p.requires_grad}
-    optimizer = workload.optimizer(list(parameters.values()))
+    optimizer = workload.optimizer(
+        [(use.name, parameters[use.name]) for use in captured.parameters if use.name in parameters]
+    )
     scheduler = workload.schedule(optimizer) if workload.schedule else None
     trained = Trained()
     for step, batch in enumerate(batches):

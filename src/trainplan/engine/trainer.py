@@ -49,6 +49,7 @@ from trainplan.program.program import Program
 from trainplan.program.timeline import Event
 from trainplan.workload.batch import as_batch, to_device
 from trainplan.workload.batch import split as split_batch
+from trainplan.workload.optimizer import Groups, make, scheduler_of
 from trainplan.workload.workload import Batch, Workload
 
 _EVALUATION_TAG = 2**20  # beyond the tags of training
@@ -97,10 +98,13 @@ class Trainer:
         if compiled:
             self.stage.compiled()
         self.steps_done = 0
+        self.place: dict[str, Any] = {}  # in the data, as whoever feeds us knows it; saved and resumed with the rest
+        self._steps_here = 0  # of `steps_done`, those that this process has run
         self.recorder = Recorder(self.device)
         self._runners: dict[int, Runner] = {}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._part: Part | None = None
+        self._optimizer_groups: Groups = ()
         self._evaluation: Stage | None = None
 
     def _freeze_what_gets_no_gradient(self) -> None:
@@ -145,14 +149,14 @@ class Trainer:
             module = Observed(self.stage, groups[0], self.plan.bucket)
         elif self.plan.dp > 1:
             reducer = Reducer(parameters, [bucket.names for bucket in layout.buckets[self.number]])
-        optimizer = self.workload.optimizer(list(parameters.values()))
+        optimizer, self._optimizer_groups = make(self.workload.optimizer, self.captured.stand_ins(), parameters)
         most = max((len(buckets) for buckets in layout.buckets), default=0)
         ties = {most + n: tie for n, tie in enumerate(layout.ties) if self.number in tie.stages}
         elsewhere = {name for tie in ties.values() if tie.stages[0] != self.number for name in tie.names}
         self._part = Part(
             stage=self.stage, layout=layout, replica=self.replica, number=self.number, loss=self.workload.loss,
             optimizer=optimizer,
-            scheduler=self.workload.schedule(optimizer) if self.workload.schedule else None,
+            scheduler=scheduler_of(self.workload, optimizer),
             transport=transport(self.backend, self.device), groups=groups, seed=self.seed, module=module,
             reducer=reducer, tied={unit: [parameters[n] for n in tie.names] for unit, tie in ties.items()},
             counted=tuple(p for name, p in parameters.items() if name not in elsewhere),
@@ -167,10 +171,17 @@ class Trainer:
 
     @property
     def part(self) -> Part:
+        """What this rank holds: its stage, its optimizer, its groups."""
         if self._part is None:
             self._runner(self.workload.batch)
         assert self._part is not None
         return self._part
+
+    @property
+    def optimizer_groups(self) -> Groups:
+        """Names of the parameters in each group of the optimizer: of the whole model, so the same on every rank."""
+        assert self.part  # the optimizer is made with it
+        return self._optimizer_groups
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +199,7 @@ class Trainer:
         parts = split_batch(to_device(own, self.device), micro_batches(self.plan, total)[self.replica])
         state = runner.step(self.steps_done, parts, self._weights(parts, total))
         self.steps_done += 1
+        self._steps_here += 1
         loss = float(state.loss) if state.loss is not None else None
         return StepResult(self.steps_done - 1, loss, now() - started, total)
 
@@ -268,6 +280,12 @@ class Trainer:
         """Take everything from a checkpoint, whatever plan it was saved under; all ranks call this."""
         checkpoint.load(self, path)
 
+    def continue_from(self, step: int, seed: int, place: dict[str, Any]) -> None:
+        """Go on as the run that had done so many steps with this seed: with its random numbers, from its place."""
+        self.steps_done, self.seed, self.place = step, seed, place
+        for part in (self.part, *(runner.part for runner in self._runners.values())):
+            part.seed = seed
+
     def close(self) -> None:
         """Leave the process groups that this trainer made."""
         for group in self._groups.values():
@@ -279,7 +297,7 @@ class Trainer:
 
     def record(self, on: bool = True) -> None:
         """Note when every operation runs, from the next step on."""
-        if on and self.part.layout.observed and self.steps_done < WARM_UP_STEPS:
+        if on and self.part.layout.observed and self._steps_here < WARM_UP_STEPS:
             why = f"DDP's buckets are those of the program only after {WARM_UP_STEPS} step(s)"
             raise RunError("recording the first step", why, "recording from the second step on")
         self.recorder.on = on

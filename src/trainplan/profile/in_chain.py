@@ -33,7 +33,8 @@ class InChain:
 
     def __init__(self, subject: Subject, stage: Stage) -> None:
         self.subject, self.stage = subject, stage
-        self.optimizer = resting(subject.workload, trainable(stage))
+        ours = {name: p for name, p in stage.named_parameters() if p.requires_grad}
+        self.optimizer = resting(subject.workload, subject.captured.stand_ins(), ours)
         self.cost_s: dict[int, float] = {}  # size → seconds of one round, roughly
 
     # -- bytes ----------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from trainplan.profile.subject import first_used
 from trainplan.profile.update import state_bytes
 from trainplan.profile.walk import Walk
 from trainplan.workload.batch import each_tensor, tensors
+from trainplan.workload.optimizer import make
 from trainplan.workload.workload import Workload
 
 aten = torch.ops.aten
@@ -140,9 +141,11 @@ def trace_update(captured: Captured, workload: Workload, trained: Container[str]
     """A step of the workload's optimizer on fake parameters; `trained` are those that get a gradient."""
     found = UpdateTrace([], [], 0, "")
     with FakeTensorMode(), torch.no_grad():
+        whole = captured.stand_ins()
         for index in range(len(captured.blocks)):
             items = [captured.exported.held[name] for name in first_used(captured, index, trained)]
-            parameters = [nn.Parameter(torch.empty(item.shape, dtype=item.dtype)) for item in items]
+            ours = {item.name: nn.Parameter(torch.empty(item.shape, dtype=item.dtype)) for item in items}
+            parameters = list(ours.values())
             recorder = Recorder(gpu)
             found.tensors.append(len(parameters))
             found.blocks.append(recorder.ops)
@@ -150,7 +153,7 @@ def trace_update(captured: Captured, workload: Workload, trained: Container[str]
                 continue
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)
-            optimizer = workload.optimizer(parameters)
+            optimizer, _ = make(workload.optimizer, whole, ours)
             optimizer.step()  # the first step makes the state
             with recorder:
                 optimizer.step()

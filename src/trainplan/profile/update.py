@@ -10,18 +10,19 @@ from torch import Tensor, nn
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import watch
 from trainplan.profile.subject import Subject, first_used
+from trainplan.workload.optimizer import make
 from trainplan.workload.workload import Workload
 
 REPEATS = 5
 
 
-def resting(workload: Workload, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def resting(workload: Workload, whole: dict[str, nn.Parameter], ours: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
     """The workload's optimizer with learning rate 0: it does all its work, and the weights stay what they are.
 
     (Many steps on the same random batch would drive weights to infinity, or to numbers so small that a CPU is slow
     with them.)
     """
-    optimizer = workload.optimizer(parameters)
+    optimizer, _ = make(workload.optimizer, whole, ours)
     for group in optimizer.param_groups:
         if "lr" in group:
             group["lr"] = group["lr"] * 0
@@ -43,13 +44,14 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 def time_updates(subject: Subject, stage: Stage, index: int) -> None:
     """Time the optimizer on the parameters that are first used by one block, and count its state."""
     names = first_used(subject.captured, index, subject.trained)
-    parameters = [p for name, p in stage.named_parameters() if name in names]
+    ours = {name: p for name, p in stage.named_parameters() if name in names}
+    parameters = list(ours.values())
     if not parameters:
         return
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
-    optimizer = resting(subject.workload, parameters)
+    optimizer = resting(subject.workload, subject.captured.stand_ins(), ours)
     optimizer.step()  # makes the state
     subject.optimizer = type(optimizer).__name__.lower()
     subject.state_bytes += state_bytes(optimizer)

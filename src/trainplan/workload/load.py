@@ -42,7 +42,8 @@ def load(what: str | nn.Module | Workload, **overrides: Any) -> Workload:
     """The workload that a text or a module stands for.
 
     Overrides are options as in the text (`batch=256`, `bn=False`), which become part of the name; or functions:
-    `optimizer` (parameters → optimizer), `schedule` (optimizer → learning-rate scheduler), `loss`, `inputs`, `feed`.
+    `optimizer` ((name, parameter) pairs → optimizer), `schedule` (optimizer → learning-rate scheduler), `loss`,
+    `inputs`, `feed`.
     """
     if isinstance(what, Workload):
         return _with_functions(what, overrides)

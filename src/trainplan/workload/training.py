@@ -58,7 +58,7 @@ class Training:
         return Training(**{field.name: values[field.name] for field in fields(Training)})
 
     def factory(self) -> Call:
-        """Makes the optimizer from parameters or parameter groups."""
+        """Makes the optimizer from (name, parameter) pairs."""
         if self.momentum and self.optimizer != "sgd":
             raise InputError(f"momentum={self.momentum} with {self.optimizer}", "only sgd has momentum", "momentum=0")
         extra = {"momentum": self.momentum} if self.optimizer == "sgd" else {}

@@ -18,7 +18,7 @@ The function returns a dict (or a `Workload`, or a tuple `(model, inputs, loss)`
 | `model` or `build` | the module; or a function that makes it, better where it is large |
 | `inputs` | function (samples, seed) or (samples) → batch, or an example batch; a batch is a `Batch`, a pair (inputs, targets), or a dict of keyword arguments |
 | `loss` | a word (`cross_entropy`, `token_cross_entropy`, `mse`), a function (output, targets) → mean over samples, or a `Loss` |
-| `optimizer` | function (parameters) → optimizer, or a word (`sgd`, `adam`, `adamw`, with `lr`, `momentum`, `weight_decay`); default adamw |
+| `optimizer` | function of the model's (name, parameter) pairs → optimizer (`optimizer.py`), or a word (`sgd`, `adam`, `adamw`, with `lr`, `momentum`, `weight_decay`); default adamw |
 | `batch`, `samples_per_epoch` | numbers; defaults 32 and 100,000 |
 | `clip_norm`, `schedule`, `sample`, `tokens_per_sample`, `dataset`, `feed` | as in `Workload` |
 

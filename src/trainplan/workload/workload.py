@@ -52,7 +52,7 @@ class Workload:
     build: Callable[[], nn.Module]
     inputs: Callable[[int, int], Batch]  # (samples, seed) → a synthetic batch with the right shapes and value ranges
     loss: Loss
-    optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer]
+    optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer]  # of (name, parameter) pairs: `workload.optimizer`
     batch: int  # samples of one optimizer step, over all workers
     samples_per_epoch: int
     sample: str = "sample"  # what a sample is called: image, sequence

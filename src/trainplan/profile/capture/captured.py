@@ -30,6 +30,7 @@ from trainplan.profile.capture.outputs import unread_outputs
 from trainplan.profile.capture.regions import region_of
 from trainplan.profile.capture.shape import Shape
 from trainplan.profile.capture.tensors import Held
+from trainplan.workload.optimizer import stand_in
 from trainplan.workload.workload import Batch, Loss
 
 if TYPE_CHECKING:
@@ -113,6 +114,10 @@ class Captured:
     def tied(self) -> tuple[Use, ...]:
         """Parameters that several blocks use: their gradients are summed."""
         return tuple(use for use in self.parameters if len(use.blocks) > 1)
+
+    def stand_ins(self) -> dict[str, nn.Parameter]:
+        """The parameters that can be trained, without values: what an optimizer's factory sees of those elsewhere."""
+        return {use.name: stand_in(use.held.shape, use.held.dtype) for use in self.parameters if use.held.trainable}
 
     @property
     def operators(self) -> int:

@@ -1,0 +1,81 @@
+"""The optimizer of a part of a model: the factory sees the whole model, and what is elsewhere is taken out again.
+
+A factory is a function of the (name, parameter) pairs of the whole model that can be trained, in the order of
+`model.named_parameters()`; torch's optimizers take such pairs as they are. So it can sort parameters into groups by
+name, by shape or by their place among the others, and every stage of every plan has the same groups in the same
+order, some of them empty. A learning-rate scheduler then has the same state everywhere, and a checkpoint can be
+resumed under any plan.
+
+>>> def factory(named):
+...     decay = [parameter for name, parameter in named if parameter.dim() > 1]
+...     plain = [parameter for name, parameter in named if parameter.dim() == 1]
+...     return torch.optim.AdamW([{"params": decay}, {"params": plain, "weight_decay": 0.0}], lr=1e-3)
+>>> whole = {"a.weight": stand_in((4, 4)), "a.bias": stand_in((4,)), "b.weight": stand_in((2, 4))}
+>>> optimizer, groups = make(factory, whole, {"b.weight": nn.Parameter(torch.zeros(2, 4))})
+>>> groups
+(('a.weight', 'b.weight'), ('a.bias',))
+>>> [len(group["params"]) for group in optimizer.param_groups]
+[1, 0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainplan.errors import ModelError, TrainplanError
+from trainplan.workload.workload import Workload
+
+Groups = tuple[tuple[str, ...], ...]  # names of the parameters of each group, of the whole model
+
+_FORM = "a function of (name, parameter) pairs that returns a torch.optim.Optimizer of them"
+
+
+def stand_in(shape: Iterable[int], dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    """A parameter that is elsewhere: its shape and type, without values."""
+    return nn.Parameter(torch.empty(tuple(shape), dtype=dtype, device="meta"))
+
+
+def make(
+    factory: Callable[[list[tuple[str, nn.Parameter]]], Any],
+    whole: Mapping[str, nn.Parameter],
+    ours: Mapping[str, nn.Parameter],
+) -> tuple[torch.optim.Optimizer, Groups]:
+    """The optimizer of `ours`, some of the parameters of the `whole` model, and the names in each of its groups."""
+    given = [(name, ours.get(name, parameter)) for name, parameter in whole.items()]
+    try:
+        optimizer = factory(given)
+    except TrainplanError:
+        raise
+    except Exception as error:
+        raise ModelError("making the optimizer", f"it raised {type(error).__name__}: {error}", _FORM) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ModelError("making the optimizer", f"the function returned {type(optimizer).__name__}", _FORM)
+    name_of = {parameter: name for name, parameter in given}
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in name_of]
+    if foreign:
+        why = f"it holds {len(foreign)} tensors that it was not given, first of shape {tuple(foreign[0].shape)}"
+        raise ModelError("making the optimizer", why, _FORM)
+    groups = tuple(tuple(name_of[p] for p in group["params"]) for group in optimizer.param_groups)
+    for group, names in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = [ours[name] for name in names if name in ours]
+        if "param_names" in group:  # torch keeps them where it was given pairs
+            group["param_names"] = [name for name in names if name in ours]
+    for name, parameter in given:
+        if name not in ours:
+            optimizer.state.pop(parameter, None)  # some make their state at once
+    return optimizer, groups
+
+
+def scheduler_of(workload: Workload, optimizer: torch.optim.Optimizer) -> Any:
+    """The workload's learning-rate scheduler, which the engine steps after every optimizer step; None without one."""
+    if workload.schedule is None:
+        return None
+    scheduler = workload.schedule(optimizer)
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        why = "it is stepped by a loss that somebody evaluates, and the engine steps schedulers after every step"
+        raise ModelError("a ReduceLROnPlateau", why, "a scheduler of the step, or setting lr in a loop of your own")
+    return scheduler
