@@ -17,8 +17,8 @@ def values_of(model) -> dict[str, torch.Tensor]:
 
 
 @cache
-def captured_once(name: str):
-    job = workload(name)
+def captured_once(name: str, single: bool):
+    job = workload(name, single=single)
     with torch.device("meta"):
         model = job.build()
     return capture(model, job.inputs(2, 0), job.loss)
@@ -27,7 +27,7 @@ def captured_once(name: str):
 def built(name: str, optimizer: str, **fields):
     job = workload(name, optimizer, **fields)
     torch.manual_seed(3)
-    return job, job.build(), captured_once(name)
+    return job, job.build(), captured_once(name, fields.get("single", False))
 
 
 def train(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
+from trainplan.workload.batch import each_tensor
 from trainplan.workload.workload import Batch, Loss, Workload
 
 
@@ -133,7 +134,16 @@ SCHEDULES: dict[str, Callable] = {
 }
 
 
-def workload(name: str, optimizer: str = "sgd", *, schedule: str = "", **fields) -> Workload:
+def in_single_precision(made: Workload) -> Workload:
+    """The same workload in float32, with the same batch again and again, which it can learn by heart."""
+
+    def batch(samples: int, seed: int) -> Batch:
+        return each_tensor(made.inputs(samples, 0), lambda t: t.float() if t.is_floating_point() else t)
+
+    return replace(made, build=lambda: made.build().float(), inputs=batch)
+
+
+def workload(name: str, optimizer: str = "sgd", *, schedule: str = "", single: bool = False, **fields) -> Workload:
     """A small workload; its fields can be replaced, the schedule by a key of `SCHEDULES`."""
     if schedule:
         fields["schedule"] = SCHEDULES[schedule]
@@ -151,4 +161,5 @@ def workload(name: str, optimizer: str = "sgd", *, schedule: str = "", **fields)
             "chain", lambda: Chain().double(), _vectors, Loss(F.mse_loss, _count_samples), OPTIMIZERS[optimizer], 8, 80
         ),
     }[name]  # fmt: skip
-    return replace(found, **fields)
+    made = replace(found, **fields)
+    return in_single_precision(made) if single else made
