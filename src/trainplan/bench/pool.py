@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -55,10 +56,10 @@ class Pool:
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
         context = mp.get_context("spawn")
-        folder = tempfile.mkdtemp(prefix="trainplan-pool-")
+        self.folder = tempfile.mkdtemp(prefix="trainplan-pool-")
         for rank in range(world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(rank, world, f"{folder}/store", theirs), daemon=True)
+            process = context.Process(target=_work, args=(rank, world, f"{self.folder}/store", theirs), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)
@@ -94,6 +95,7 @@ class Pool:
         _POOLS.pop(self.world, None)
         for process in self.processes:
             process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def pool(world: int) -> Pool:
