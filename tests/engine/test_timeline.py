@@ -11,6 +11,8 @@ import pytest
 from tests.engine import jobs
 from tests.engine.systems import CASES, Case
 from trainplan.bench.pool import pool
+from trainplan.engine.measurement import Measurement, merge
+from trainplan.plan.plan import plan
 from trainplan.profile.structure import structure
 from trainplan.program.lower import lower
 from trainplan.program.ops import SPECS, Kind, Lane
@@ -50,3 +52,20 @@ def test_program_is_timeline(case: Case) -> None:
             for place, op in enumerate(program.lists.row(rank))
         ]
         assert by_resource(events) == by_resource(planned)
+
+
+def test_the_two_ends_of_a_message_are_put_together() -> None:
+    """Posted by one rank, arrived at another; a message that was posted behind another starts when that is over."""
+    sent = (Event("0SEND_F0", "SEND_F", 0, 1.0, 1.1), Event("0SEND_F1", "SEND_F", 0, 2.0, 2.1))
+    taken = (Event("1RECV_F0", "RECV_F", 1, 6.0, 6.5), Event("1RECV_F1", "RECV_F", 1, 8.0, 8.5))
+    first = Measurement(0, 0, 0, (9.0,), (None,), (), 0, sent, {})
+    second = Measurement(1, 0, 1, (9.0,), (0.5,), (), 0, taken, {"0SEND_F0": 3.0, "0SEND_F1": 4.0})
+    merged = {e.name: (e.start, e.end) for e in merge([first, second], plan(pp=2, stages=(1,), blocks=2)).events}
+    assert merged == {"0SEND_F0": (0, 2), "0SEND_F1": (2, 3), "1RECV_F0": (5, 5.5), "1RECV_F1": (7, 7.5)}
+
+
+def test_a_collective_starts_when_its_last_member_comes() -> None:
+    early = Measurement(0, 0, 0, (9.0,), (0.5,), (), 0, (Event("0LOSS", "LOSS", 0, 1.0, 5.5),), {})
+    late = Measurement(1, 1, 0, (9.0,), (0.5,), (), 0, (Event("0LOSS", "LOSS", 1, 4.0, 5.0),), {})
+    merged = merge([early, late], plan(dp=2, blocks=2)).events
+    assert [(e.rank, e.start, e.end) for e in merged] == [(0, 0.0, 1.5), (1, 0.0, 1.0)]

@@ -29,6 +29,7 @@ class Instruction:
     waits: bool  # the host stays until it is over
     reads: tuple[int, ...]
     frees: tuple[int, ...]
+    sent_by: int  # of a receive: the other rank's SEND; -1
     made: int  # of a message or collective: the value that it makes on this rank; -1
     inputs: Ends  # activations that came in
     outputs: Ends  # activations to be sent
@@ -72,6 +73,7 @@ def _instruction(program: Program, op: int, rank: int, sender: dict[int, int]) -
         micro=int(program.micro_batch[op]), peer=int(program.peer[op]), peer_stage=int(program.peer_stage[op]),
         group=int(program.group[op]), waits=bool(program.waits[op]), reads=tuple(reads),
         frees=tuple(int(v) for v in program.frees.row(op) if program.value_rank[v] in (rank, -1)),
+        sent_by=next((int(program.value_maker[v]) for v in reads if kind in RECEIVES), -1),
         made=here[0] if here and (kind in RECEIVES or not compute) else -1,
         inputs=came(Kind.RECV_F) if compute else (), outputs=leaves(Kind.SEND_F),
         gradients=came(Kind.RECV_B) if compute else (), backwards=leaves(Kind.SEND_B),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,8 @@ from trainplan.engine.trainer import StepResult, Trainer
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 from trainplan.profile.reference import Reference
+from trainplan.program.ops import COLLECTIVES, Kind
+from trainplan.program.text import parse
 from trainplan.program.timeline import Event, Timeline
 from trainplan.workload.workload import Batch
 
@@ -32,7 +34,8 @@ class Measurement:
     losses: tuple[float | None, ...]
     references: tuple[float, ...]  # of the reference kernel before every recorded step; 0: another rank ran it
     peak_bytes: int
-    events: tuple[Event, ...]  # of the recorded steps, by this machine's clock
+    events: tuple[Event, ...]  # of the recorded steps, as far as this rank knows them
+    arrivals: dict[str, float]  # of messages from other ranks, by the name of their SEND
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,13 @@ def measure(
         samples = result.samples
         if after is not None:
             after(result)
-    events = trainer.events(samples) if len(seconds) > warm_up else []
+    recorded = len(seconds) > warm_up
+    events = trainer.events(samples) if recorded else []
+    arrivals = trainer.recorder.arrivals(trainer.program(samples)) if recorded else {}
     trainer.record(False)
     return Measurement(
         trainer.rank, trainer.replica, trainer.number, tuple(seconds), tuple(losses), tuple(references),
-        peak_bytes(trainer.device), tuple(events),
+        peak_bytes(trainer.device), tuple(events), arrivals,
     )  # fmt: skip
 
 
@@ -116,15 +121,39 @@ def together(ranks: Sequence[Measurement], plan: Plan, warm_up: int, out: str = 
 
 
 def merge(ranks: Sequence[Measurement], plan: Plan) -> Timeline:
-    """One timeline from the events of all ranks, starting at zero.
+    """One timeline from what all ranks noted, starting at zero, in which operations mean what they are predicted as.
 
-    The end of a SEND is when its host was free again, not when the message had arrived: only the receiver knows that.
+    * A SEND lasts from when it was posted, and the message before it on the same link was over, until it arrived.
+    * A collective starts when the last of its members comes.
     """
-    events = [event for rank in ranks for event in rank.events]
+    events = _collectives(_messages(ranks))
     begin = min((event.start for event in events), default=0.0)
-    steps = 1 + max((int(event.name.rpartition("@")[2]) for event in events if "@" in event.name), default=0)
+    steps = 1 + max((parse(event.name).step for event in events), default=0)
     moved = tuple(
-        Event(e.name, e.kind, e.rank, e.start - begin, e.end - begin, e.bytes)
-        for e in sorted(events, key=lambda e: (e.start, e.rank))
+        replace(e, start=e.start - begin, end=e.end - begin) for e in sorted(events, key=lambda e: (e.start, e.rank))
     )
     return Timeline("measured", len(ranks), steps, moved, plan_text.text(plan))
+
+
+def _messages(ranks: Sequence[Measurement]) -> list[Event]:
+    """All events; of messages with the arrival that their receiver noted."""
+    arrival = {name: (rank.rank, moment) for rank in ranks for name, moment in rank.arrivals.items()}
+    free: dict[tuple[int, int], float] = {}  # link → when it has delivered what was put on it
+    found = []
+    for event in sorted((event for rank in ranks for event in rank.events), key=lambda e: (e.start, e.end)):
+        if event.name in arrival:
+            to, moment = arrival[event.name]
+            start = max(event.start, free.get((event.rank, to), event.start))
+            event = replace(event, start=start, end=max(start, moment))
+            free[event.rank, to] = event.end
+        found.append(event)
+    return found
+
+
+def _collectives(events: list[Event]) -> list[Event]:
+    """The same events; a collective starts on all its members when the last one comes."""
+    last: dict[str, float] = {}
+    for event in events:
+        if Kind[event.kind] in COLLECTIVES:
+            last[event.name] = max(event.start, last.get(event.name, event.start))
+    return [replace(e, start=min(last[e.name], e.end)) if e.name in last else e for e in events]

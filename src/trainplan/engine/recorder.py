@@ -1,5 +1,8 @@
 """The measured timeline of one rank: when each operation of the program started and ended.
 
+A message has two ends: its sender notes when it was posted, its receiver when it arrived. Likewise every member of a
+collective notes when it came, and it starts when the last one comes. `measurement.merge` puts the halves together.
+
 A moment is a number of seconds of the system's monotonic clock, which all processes of a machine share (the clocks of
 several machines are not brought together yet). On a GPU, which works behind the host's back, a moment of compute is a
 CUDA event, and becomes a number once the step is over.
@@ -27,7 +30,9 @@ class Recorder:
     on: bool = False
     step: int = 0
     rows: list[tuple[int, int, float, float, int]] = field(default_factory=list)
+    arrived: list[tuple[int, int, float]] = field(default_factory=list)  # (step, SEND of another rank, moment)
     _unsettled: list[tuple[int, Moment, Moment, int]] = field(default_factory=list)
+    _arriving: list[tuple[int, Moment]] = field(default_factory=list)
     _base: tuple[float, torch.cuda.Event] | None = None
 
     def begin(self, step: int) -> None:
@@ -46,11 +51,18 @@ class Recorder:
         if self.on:
             self._unsettled.append((op, start, end, size))
 
+    def note_arrival(self, send: int, moment: Moment) -> None:
+        """The message that another rank's SEND put on its way is here."""
+        if self.on:
+            self._arriving.append((send, moment))
+
     def settle(self) -> None:
         """The step is over, and so is the device's work: turn events into numbers."""
         for op, start, end, size in self._unsettled:
             self.rows.append((self.step, op, self._seconds(start), self._seconds(end), size))
-        self._unsettled, self._base = [], None
+        for send, moment in self._arriving:
+            self.arrived.append((self.step, send, self._seconds(moment)))
+        self._unsettled, self._arriving, self._base = [], [], None
 
     def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -63,11 +75,23 @@ class Recorder:
         assert self._base is not None  # events are made only after it
         return self._base[0] + self._base[1].elapsed_time(moment) / 1e3
 
+    @property
+    def first(self) -> int:
+        """The first step that was recorded."""
+        return min((row[0] for row in self.rows), default=0)
+
     def events(self, program: Program, rank: int, first_step: int) -> list[Event]:
         """What was noted, as events; steps count from `first_step`."""
         found = []
         for step, op, start, end, size in self.rows:
-            key = program.op(op)
-            name = f"{key}@{step - first_step}" if step > first_step else str(key)
-            found.append(Event(name, key.key.kind.name, rank, start, end, size))
+            kind = program.op(op).key.kind.name
+            found.append(Event(_name(program, op, step - first_step), kind, rank, start, end, size))
         return found
+
+    def arrivals(self, program: Program) -> dict[str, float]:
+        """When messages arrived here, by the names of the operations that sent them."""
+        return {_name(program, send, step - self.first): moment for step, send, moment in self.arrived}
+
+
+def _name(program: Program, op: int, step: int) -> str:
+    return f"{program.name(op)}@{step}" if step > 0 else program.name(op)

@@ -20,7 +20,7 @@ from trainplan.engine.instructions import Instruction, instructions
 from trainplan.engine.recorder import Recorder, now
 from trainplan.engine.reducer import Reducer
 from trainplan.engine.seeds import seed_of
-from trainplan.engine.transport import Form, Gloo, Message, Pending
+from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending
 from trainplan.errors import RunError
 from trainplan.profile.capture.stage import Stage
 from trainplan.program.lower.layout import Layout
@@ -90,6 +90,7 @@ class Runner:
         self.state: StepState | None = None
         self._posted = 0
         self._messages: dict[int, Message] = {}
+        self._arrivals: Arrivals | None = None
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -156,19 +157,26 @@ class Runner:
             for number in numbers:
                 shape = self.shapes[self.names[number]]
                 forms.append((shape.at(samples), shape.dtype))
-            self._messages[instruction.op] = self.part.transport.receive(forms, instruction.peer, self.tag(instruction))
+            message = self.part.transport.receive(forms, instruction.peer, self.tag(instruction))
+            if self.recorder.on and instruction.waits:
+                self._arrivals = self._arrivals or Arrivals(RECEIVES_AHEAD)
+                message.watch(self._arrivals)
+            self._messages[instruction.op] = message
         self._posted = min(self._posted + count, len(self.receives))
 
     def _receive(self, instruction: Instruction, state: StepState) -> None:
         """Wait for a message that was posted before; the time that it takes is what comes after its arrival."""
         message = self._messages.pop(instruction.op)
         self._wait(message, instruction, f"rank {instruction.peer}")
-        arrived = now()
+        # Where only the device waits (NCCL), the message is there when the device gets here, not the host.
+        there = now() if instruction.waits else self.recorder.mark()
         names = self.edge_names(instruction.kind, *self._ends(instruction))
         tensors = message.take()
         state.values[instruction.made] = dict(zip(names, tensors, strict=True))
         self._post(1)
-        self.recorder.note(instruction.op, arrived, now(), sum(tensor.nbytes for tensor in tensors))
+        over = now() if instruction.waits else self.recorder.mark()
+        self.recorder.note(instruction.op, there, over, sum(tensor.nbytes for tensor in tensors))
+        self.recorder.note_arrival(instruction.sent_by, message.arrival.result() if message.arrival else there)
         self.free(instruction, state)
 
     def _ends(self, instruction: Instruction) -> tuple[int, int]:

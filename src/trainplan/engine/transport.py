@@ -11,14 +11,18 @@ halves does not matter.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainplan.engine.recorder import now
 from trainplan.errors import InputError, nearest
 
 Form = tuple[tuple[int, ...], torch.dtype]  # of a tensor that will arrive
@@ -51,6 +55,46 @@ class Message(Works):
     """A message on its way in; `take` gives its tensors, on the device, once it has arrived."""
 
     take: Callable[[], list[Tensor]] = list
+    arrival: Future[float] | None = None  # when it did, if somebody watches for it
+
+    def watch(self, arrivals: Arrivals) -> None:
+        """Have its arrival noted."""
+        self.arrival = arrivals.watch(Works(self.works, self.keep))
+        self.works = []  # whoever watches waits for them, and nobody else
+
+    def wait(self) -> None:
+        super().wait()
+        if self.arrival is not None:
+            self.arrival.result()
+
+
+class Arrivals:
+    """Threads that wait for messages, so that the moment of an arrival is known although the host is computing.
+
+    gloo's point-to-point handles cannot be asked whether they are done, only waited for. A thread waits for one
+    message at a time, so there must be as many as there are messages that may be on their way. They are daemons: a
+    message that never comes must not keep the process from ending.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._queue: SimpleQueue[tuple[Pending, Future[float]]] = SimpleQueue()
+        for _ in range(threads):
+            threading.Thread(target=self._work, name="arrivals", daemon=True).start()
+
+    def watch(self, pending: Pending) -> Future[float]:
+        """The moment at which something is over, once it is."""
+        moment: Future[float] = Future()
+        self._queue.put((pending, moment))
+        return moment
+
+    def _work(self) -> None:
+        while True:
+            pending, moment = self._queue.get()
+            try:
+                pending.wait()
+                moment.set_result(now())
+            except BaseException as error:
+                moment.set_exception(error)
 
 
 class Transport(Protocol):

@@ -2,9 +2,9 @@
 
 On each rank every moment of a step belongs to one operation: to the computation that runs; else to the communication
 that goes on (the one that is over first: it is what everything waits for); else, where nothing goes on, to the
-operation that comes next, because that is what was waited for. Waiting for a message is thus the same whether it was
-noted as a receive that took long (as when measuring) or as one that started late (as when predicting). What is left
-at the end of a step, while other ranks still work, is `wait`.
+operation that comes next, because that is what was waited for. Waiting for a message thus belongs to its receive, and
+waiting for the other members of a collective to that collective. What is left at the end of a step, while other ranks
+still work, is `wait`.
 
 So the seconds of all operations of a rank add up to its step, and differences between a predicted and a measured
 timeline add up to the difference of their steps.

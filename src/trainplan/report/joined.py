@@ -1,6 +1,10 @@
 """Predicted beside measured: the two timelines of a plan, joined by the names of their operations.
 
 Every misprediction has an address: the rows add up to the step (`exclusive.py` says how moments are shared out).
+
+An operation means the same in both: a SEND lasts from its posting (and from when its link is free) until the message
+has arrived at the other rank; a receive from when the message and its host are both there until the tensors are; a
+collective from when its last member comes until it is over on this rank.
 """
 
 from __future__ import annotations

@@ -1,0 +1,215 @@
+"""A model whose blocks sleep: what is measured is then the schedule and nothing else.
+
+Computing on a few shared cores disturbs itself; sleeping does not, so that four processes on two cores sleep exactly
+as long as they are told. The sleeping is an operator with a backward pass of its own (a custom autograd.Function would
+be refused: tracing drops its backward), so that the model is captured, cut, recomputed and trained like any other.
+"""
+
+import time
+from dataclasses import replace
+from functools import cache
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.engine.systems import Case
+from trainplan.bench.pool import pool
+from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
+from trainplan.engine.measurement import Measurement, measure
+from trainplan.engine.trainer import Trainer
+from trainplan.plan.plan import Plan
+from trainplan.profile.capture.captured import Captured, capture
+from trainplan.profile.capture.materialise import Skeleton
+from trainplan.profile.profile import Profile
+from trainplan.profile.structure import structure
+from trainplan.workload.workload import Batch, Loss, Workload
+
+# Milliseconds of each block for one sample: forward, backward. No two blocks are alike.
+BLOCKS = ((4.0, 8.0), (6.0, 9.0), (3.5, 7.0), (5.0, 10.0))
+WIDTH = 4
+SPIN = 2e-4  # the last so many seconds are not slept: the system wakes sleepers up to 0.1 ms late
+
+# Defined with torch's lower-level tools: the decorator torch.library.custom_op takes 0.2 ms longer a call.
+_LIBRARY = torch.library.Library("trainplan_tests", "DEF")
+_LIBRARY.define("sleep(Tensor x, float forward, float backward) -> Tensor")
+_LIBRARY.define("sleep_back(Tensor gradient, float backward) -> Tensor")
+sleep, sleep_back = torch.ops.trainplan_tests.sleep.default, torch.ops.trainplan_tests.sleep_back.default
+
+
+# Seconds that a block takes besides sleeping, which it sleeps less: found by `wake`.
+_spare = {"forward": 0.0, "backward": 0.0}
+
+
+def _nap(x: Tensor, seconds: float, spare: float) -> Tensor:
+    """What comes in, after so many seconds a sample."""
+    until = time.perf_counter() + seconds * len(x) - spare
+    time.sleep(max(0.0, seconds * len(x) - spare - SPIN))
+    while time.perf_counter() < until:
+        pass
+    return x.clone()
+
+
+def _keep(ctx, inputs, output) -> None:
+    ctx.seconds = inputs[2]
+
+
+_LIBRARY.impl("sleep", lambda x, forward, backward: _nap(x, forward, _spare["forward"]), "CPU")
+_LIBRARY.impl("sleep_back", lambda gradient, seconds: _nap(gradient, seconds, _spare["backward"]), "CPU")
+for name in ("sleep", "sleep_back"):  # to look at the model takes no time
+    torch.library.register_fake(f"trainplan_tests::{name}", lambda x, *seconds: torch.empty_like(x))
+torch.library.register_autograd(
+    "trainplan_tests::sleep", lambda ctx, gradient: (sleep_back(gradient, ctx.seconds), None, None), setup_context=_keep
+)
+
+
+class Sleeper(nn.Module):
+    """One block. It sleeps after its layer, so its gradients are complete when its backward pass is over."""
+
+    def __init__(self, forward: float, backward: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.there, self.back = forward, backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sleep(self.layer(x), self.there, self.back)
+
+
+@cache
+def wake() -> None:
+    """Find out what a block costs besides sleeping, in this process: caches are cold for whoever was asleep."""
+    block, x = Sleeper(4e-3, 8e-3), torch.zeros(1, WIDTH, requires_grad=True)
+    spent: dict[str, list[float]] = {"forward": [], "backward": []}
+    for _ in range(15):
+        began = time.perf_counter()
+        made = block(x)
+        between = time.perf_counter()
+        made.backward(torch.ones_like(made))
+        spent["forward"].append(between - began - block.there)
+        spent["backward"].append(time.perf_counter() - between - block.back)
+    for direction, seconds in spent.items():
+        _spare[direction] = median(seconds)
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(*(Sleeper(forward / 1e3, backward / 1e3) for forward, backward in BLOCKS))
+
+
+def _batch(samples: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(samples, WIDTH, generator=generator) for _ in range(2))
+    return Batch(samples, (x,), {}, y)
+
+
+def workload() -> Workload:
+    loss = Loss(F.mse_loss, lambda batch: batch.samples)
+    return Workload("sleeping", _model, _batch, loss, lambda p: torch.optim.SGD(p, lr=0.1), 8, 80)
+
+
+@cache
+def _captured() -> tuple[Workload, Skeleton, Captured]:
+    job = workload()
+    skeleton = Skeleton(job.build)
+    skeleton.model.train()
+    return job, skeleton, capture(skeleton.model, job.inputs(2, 0), job.loss, device="cpu")
+
+
+@cache
+def profile() -> Profile:
+    """The model as it is, with exactly the seconds that its blocks sleep."""
+    job, _, captured = _captured()
+    shape = structure(captured, job, job.inputs(2, 0))
+    blocks = tuple(
+        replace(
+            block, forward_s=(there / 1e3, 2 * there / 1e3), backward_s=(back / 1e3, 2 * back / 1e3),
+            forward_issue_s=(0.0, 0.0), backward_issue_s=(0.0, 0.0), saved_bytes=(0.0, 0.0),
+            forward_workspace_bytes=(0.0, 0.0), backward_workspace_bytes=(0.0, 0.0),
+        )
+        for block, (there, back) in zip(shape.blocks, BLOCKS, strict=True)
+    )  # fmt: skip
+    return replace(shape, device="cpu", samples=(1, 2), blocks=blocks)
+
+
+def naps(rank: int, world: int, rounds: int = 15) -> dict[str, list[tuple[float, float]]]:
+    """When this rank began and ended messages (0 → 1) and sums of a few bytes, each after a nap as blocks take."""
+    tensor = torch.zeros(WIDTH)
+    found: dict[str, list[tuple[float, float]]] = {"p2p": [], "all_reduce": []}
+    for _ in range(rounds):
+        for kind, rows in found.items():
+            dist.barrier()
+            if rank != 1 or kind == "all_reduce":
+                time.sleep(5e-3)
+            began = time.perf_counter()
+            if kind == "all_reduce":
+                dist.all_reduce(tensor)
+            elif rank == 0:
+                dist.send(tensor, 1)
+            elif rank == 1:
+                dist.recv(tensor, 0)
+            rows.append((began, time.perf_counter()))
+    return found
+
+
+@cache
+def _seconds(world: int) -> dict[str, float]:
+    """Of a message, and of a sum over so many ranks, on this machine between processes that were asleep."""
+    ranks = pool(world).run(naps)
+    sums = [
+        max(e for _, e in ends) - max(b for b, _ in ends)
+        for ends in zip(*(r["all_reduce"] for r in ranks), strict=True)
+    ]
+    messages = [end - began for (began, _), (_, end) in zip(ranks[0]["p2p"], ranks[1]["p2p"], strict=True)]
+    return {"p2p": median(messages), "all_reduce": median(sums)}
+
+
+def cluster(ranks: int) -> Cluster:
+    """This machine, with its messages as they are: a sleeper's message is not free, its profile is hand-made."""
+    devices = (Device("cpu", 2**30, {}, 1e9),) * ranks
+    curves = [Curve("all_reduce", n, (0,), (_seconds(n)["all_reduce"],)) for n in (2, 4) if n <= ranks]
+    if curves:
+        curves.append(Curve("p2p", 2, (0,), (_seconds(2)["p2p"],)))
+    return Cluster("sleepers", (Node("node", devices, Link("loopback", 0.0, 1e12)),), "gloo", tuple(curves))
+
+
+def train(rank: int, world: int, plan: Plan, batch: int, warm_up: int, steps: int) -> Measurement:
+    """On every rank: some steps under a plan."""
+    wake()
+    job, skeleton, captured = _captured()
+    trainer = Trainer(plan, job, captured, lambda names: skeleton.materialise(names, 0))
+    measured = measure(trainer, [(job.inputs(batch, 0), None)] * (warm_up + steps), warm_up=warm_up)
+    if world > 1:
+        dist.barrier()
+        trainer.close()
+    return measured
+
+
+def _systems() -> list[Case]:
+    """Systems whose step time is held against the prediction: a line each, with and without recomputation.
+
+    Stages are uneven (no two blocks are alike), and so are the micro-batches of a batch of 5, 7 or 9.
+    """
+    systems = [
+        ("single", 4, {}),
+        ("accumulate", 5, {"micro": 2}),
+        ("ddp", 8, {"dp": 2, "bucket": 100}),
+        ("ddp", 16, {"dp": 4, "bucket": 100_000}),
+        ("ddp", 9, {"dp": 2, "micro": 2, "bucket": 100}),
+        ("naive", 4, {"pp": 2, "stages": (3,), "micro": 2}),
+        ("naive", 4, {"pp": 4, "stages": (1, 2, 3)}),
+        ("gpipe", 7, {"pp": 2, "stages": (1,), "micro": 3, "schedule": "gpipe"}),
+        ("gpipe", 12, {"pp": 4, "stages": (1, 2, 3), "micro": 4, "schedule": "gpipe"}),
+        ("dapple", 7, {"pp": 2, "stages": (3,), "micro": 3, "schedule": "1f1b"}),
+        ("dapple", 15, {"pp": 4, "stages": (1, 2, 3), "micro": 5, "schedule": "1f1b"}),
+        ("gpipe", 12, {"dp": 2, "pp": 2, "stages": (1,), "micro": 3, "schedule": "gpipe", "bucket": 100}),
+        ("dapple", 12, {"dp": 2, "pp": 2, "stages": (3,), "micro": 3, "schedule": "1f1b", "bucket": 100}),
+    ]
+    return [
+        Case(key, "sleeping", {**choices, "recompute": recompute}, (batch,))
+        for key, batch, choices in systems
+        for recompute in ("none", "full")
+    ]
+
+
+SYSTEMS = _systems()

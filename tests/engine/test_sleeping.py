@@ -1,0 +1,78 @@
+"""Schedules on the clock: where blocks only sleep, a step takes as long as predicted, and so does every kind of it.
+
+A busy machine makes a step longer now and then; a wrong schedule makes it longer every time. So whoever is off is
+measured again, twice.
+"""
+
+from statistics import median
+
+import pytest
+
+from tests.engine import sleeping
+from tests.engine.systems import Case
+from trainplan.bench.pool import pool
+from trainplan.engine.measurement import RunResult, together
+from trainplan.predict.predict import Prediction, predict
+from trainplan.report.joined import Joined, join
+
+WARM_UP, STEPS = 1, 3
+CLOSE = 0.05
+TRIES = 3
+
+
+def run(case: Case) -> RunResult:
+    arguments = (case.plan, case.sizes[0], WARM_UP, STEPS)
+    world = case.plan.world
+    ranks = [sleeping.train(0, 1, *arguments)] if world == 1 else pool(world).run(sleeping.train, *arguments)
+    return together(ranks, case.plan, WARM_UP)
+
+
+def predicted(case: Case) -> Prediction:
+    return predict(case.plan, sleeping.profile(), sleeping.cluster(case.plan.world), case.sizes[0], keep=True)
+
+
+def off(expected: Prediction, result: RunResult, joined: Joined) -> list[str]:
+    """What took longer or shorter than predicted, by more than a share of the step."""
+    step = median(result.steady_seconds)
+    rows = [("step", expected.step_s, step)] + [(row.name, row.predicted_s, row.measured_s) for row in joined.kinds]
+    return [name for name, planned, real in rows if abs(planned - real) > CLOSE * step]
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.system(c.key, "P"), id=str(c)) for c in sleeping.SYSTEMS]
+)
+def test_a_step_takes_as_long_as_predicted(case: Case) -> None:
+    expected = predicted(case)
+    for _ in range(TRIES):
+        result = run(case)
+        joined = join(expected.timeline(), result.timeline)
+        assert joined.only_predicted == joined.only_measured == ()
+        wrong = off(expected, result, joined)
+        if not wrong:
+            return
+    pytest.fail(f"{', '.join(wrong)} of {case}: a step of {median(result.steady_seconds):.4f} s\n{joined}")
+
+
+def test_another_schedule_would_be_noticed() -> None:
+    """The bound is tight enough to tell orders of work apart: the same stages, but the other order of work."""
+    first, other = (
+        Case(key, "sleeping", {"pp": 2, "stages": (1,), "micro": 4, "schedule": word}, (8,))
+        for key, word in (("gpipe", "gpipe"), ("naive", "naive"))
+    )
+    result = run(first)
+    expected = predicted(other)
+    assert "step" in off(expected, result, join(expected.timeline(), result.timeline))
+
+
+def test_a_message_ends_when_it_arrives_not_when_it_is_taken() -> None:
+    """The second stage is the slow one: messages wait for it, and have long arrived when it takes them."""
+    case = Case("gpipe", "sleeping", {"pp": 2, "stages": (1,), "micro": 4, "schedule": "gpipe"}, (8,))
+    events = {event.name: event for event in run(case).timeline.events}
+    names = [f"{micro}@{step}" for micro in range(1, 4) for step in range(1, STEPS)]
+    sent = [events[f"0SEND_F{name}"] for name in names]
+    taken = [events[f"1RECV_F{name}"] for name in names]
+    assert median(event.end - event.start for event in sent) < 0.002
+    assert median(event.end - event.start for event in taken) < 0.002
+    for micro, (send, receive) in enumerate(zip(sent, taken, strict=True)):
+        assert send.end <= receive.start, names[micro]
+    assert median(receive.start - send.end for send, receive in zip(sent, taken, strict=True)) > 0.005
