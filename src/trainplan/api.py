@@ -174,22 +174,26 @@ def run(
     seed: int = 0,
     nnodes: str = "1",
     endpoint: str = "",
+    max_restarts: int = 0,
     dry_run: bool = False,
 ) -> Ran | Prepared:
     """Train under a plan on real processes, and put what happened beside what was predicted.
 
-    `dry_run`: only write the job, and say how torchrun starts it.
+    `resume` is a checkpoint, of any plan, from which `steps` more are trained, with its seed and from its place in the
+    data. `max_restarts`: how often all ranks are started again when one fails, from the last checkpoint of the run
+    (`save_every`). `dry_run`: only write the job, and say how torchrun starts it.
     """
     s = situation(model, cluster, batch, profile, (), compile)
     chosen, there = plan_for(plan, s)
     fields = {"data": data, "samples": samples, "resume": resume, "save_every": save_every, "seed": seed}
+    start: dict[str, Any] = {"nnodes": nnodes, "endpoint": endpoint, "max_restarts": max_restarts}
     if dry_run:
-        return _prepare(s, chosen, there, steps, out, compile, nnodes, endpoint, fields)
-    return _run(s, chosen, there, steps, out, compile, nnodes=nnodes, endpoint=endpoint, **fields)
+        return _prepare(s, chosen, there, steps, out, compile, start, fields)
+    return _run(s, chosen, there, steps, out, compile, **start, **fields)
 
 
 def _prepare(
-    s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, nnodes: str, endpoint: str,
+    s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, start: dict[str, Any],
     fields: dict[str, Any],
 ) -> Prepared:  # fmt: skip
     import shlex
@@ -207,7 +211,7 @@ def _prepare(
         name_of(s), to_json(plan), s.batch, steps, str(folder), backend=there.backend, device=device,
         compiled=compile or s.profile.compiled, **fields,
     ).save()  # fmt: skip
-    line = shlex.join(["torchrun", *torchrun(job, plan.world, nnodes, endpoint)[3:]])  # after python -m torch.…run
+    line = shlex.join(["torchrun", *torchrun(job, plan.world, **start)[3:]])  # after python -m torch.…run
     return Prepared(simulate(plan, s.profile, there, s.batch), str(job), line)
 
 

@@ -143,13 +143,16 @@ def run(
     seed: Seed = 0,
     nnodes: Annotated[str, typer.Option(help="Machines, as for torchrun.")] = "1",
     endpoint: Annotated[str, typer.Option(help="HOST:PORT where several machines meet.")] = "",
+    max_restarts: Annotated[
+        int, typer.Option(help="When a rank fails, start all again so often, from the last checkpoint.")
+    ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only write the job, and say how to start it.")] = False,
     json: Json = False,
 ) -> None:
     """Train under a plan on real processes; predicted beside measured at the end."""
     _answer(
         json, api.run, model, plan, cluster, batch, steps, profile, out, compile, data, samples, resume, save_every,
-        seed, nnodes, endpoint, dry_run,
+        seed, nnodes, endpoint, max_restarts, dry_run,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,8 +17,13 @@ class Net(nn.Module):
         return self.layers(x)
 
 
+calls = 0
+
+
 def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     trouble = os.environ.get("TROUBLE", "") if output.device.type != "meta" else ""
+    if trouble.startswith("twice:"):
+        fail_twice(Path(trouble.removeprefix("twice:")))
     if trouble == "raise":
         raise ValueError("the user's loss went wrong")
     if trouble == "kill":
@@ -25,6 +31,16 @@ def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     if trouble == "slow":
         time.sleep(0.3)
     return nn.functional.mse_loss(output, targets)
+
+
+def fail_twice(folder: Path) -> None:
+    """Raise in the first step, the next time in the third (of two micro-batches each), and never again."""
+    global calls
+    calls += 1
+    for attempt, call in (("first", 1), ("second", 5)):
+        if calls == call and not (folder / attempt).exists():
+            (folder / attempt).touch()
+            raise ValueError(f"the {attempt} attempt went wrong")
 
 
 def inputs(samples: int, seed: int):

@@ -210,17 +210,24 @@ def read_about(path: Path) -> About:
     return about
 
 
-def latest(folder: Path) -> Path | None:
-    """The checkpoint with the most steps among those that a run left in its folder.
+def latest(folder: Path, since: float = 0.0) -> Path | None:
+    """The checkpoint with the most steps among those that a run left in its folder, `since` a time.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> for name in ("checkpoint-8", "checkpoint-12", ".checkpoint-16.partial"):
     ...     (folder / name).mkdir()
-    >>> latest(folder).name
-    'checkpoint-12'
+    ...     (folder / name / "trainplan.json").touch()
+    >>> latest(folder).name, latest(folder, since=1e12)
+    ('checkpoint-12', None)
     """
-    found = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    found = [
+        path
+        for path in folder.glob("checkpoint-*")
+        if re.fullmatch(r"checkpoint-\d+", path.name)
+        and (path / _ABOUT).is_file()
+        and (path / _ABOUT).stat().st_mtime >= since
+    ]
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 

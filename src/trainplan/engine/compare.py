@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainplan.engine.feed import data_seed
 from trainplan.engine.launch import RunResult, run
 from trainplan.engine.oracle import Trained, train_alone
-from trainplan.engine.worker import data_seed, in_double
+from trainplan.engine.worker import in_double
 from trainplan.plan.plan import Plan
 from trainplan.plan.text import text
 from trainplan.profile.capture.captured import capture

@@ -36,6 +36,7 @@ def run(
     out: str | Path | None = None,
     nnodes: str = "1",
     endpoint: str = "",
+    max_restarts: int = 0,
     show: bool = True,
     **fields: Any,
 ) -> RunResult:
@@ -48,15 +49,15 @@ def run(
         workload_text, plan_text.to_json(plan), batch, steps, str(folder.resolve()), backend=backend, device=device,
         **fields,
     )  # fmt: skip
-    command = torchrun(job.save(), plan.world, nnodes, endpoint)
+    command = torchrun(job.save(), plan.world, nnodes, endpoint, max_restarts)
     code = _wait(command, folder, show)
     if code != 0:
         raise failure(folder, f"running {plan_text.text(plan)!r}", code)
     return gather(job, plan)
 
 
-def torchrun(job: Path, world: int, nnodes: str = "1", endpoint: str = "") -> list[str]:
-    """The command that starts the ranks of this machine."""
+def torchrun(job: Path, world: int, nnodes: str = "1", endpoint: str = "", max_restarts: int = 0) -> list[str]:
+    """The command that starts the ranks of this machine, and starts them again should one fail (`attempt.py`)."""
     nodes = int(nnodes.split(":")[0])
     if world % nodes:
         raise RunError(f"{world} ranks on {nodes} nodes", "every node must run as many", f"a divisor of {world}")
@@ -65,6 +66,9 @@ def torchrun(job: Path, world: int, nnodes: str = "1", endpoint: str = "") -> li
         if not endpoint:
             raise RunError(f"a run on {nnodes} nodes", "the nodes must know where to meet", "--endpoint HOST:PORT")
         place += ["--rdzv-endpoint", endpoint]
+    if max_restarts < 0:
+        raise RunError(f"{max_restarts} restarts", "a run can be started again 0 times or more", "--max-restarts 0")
+    place += ["--max-restarts", str(max_restarts)] if max_restarts else []
     return [
         sys.executable, "-m", "torch.distributed.run", *place, "--nproc-per-node", str(world // nodes), "-m",
         "trainplan.run", str(job),

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,14 +19,15 @@ import torch.distributed as dist
 
 from trainplan import files, units
 from trainplan.engine import checkpoint
+from trainplan.engine.attempt import Begun, attempt, begun, keep_steps, kept_steps
 from trainplan.engine.faults import is_lost
+from trainplan.engine.feed import batches
 from trainplan.engine.job import Job
 from trainplan.engine.measurement import Measurement, measure, peak_bytes
 from trainplan.engine.recorder import now
 from trainplan.engine.trainer import StepResult, Trainer, build
 from trainplan.engine.world import join, leave
 from trainplan.errors import TrainplanError
-from trainplan.plan.rules import split
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.reference import Reference
 from trainplan.workload.workload import Batch, Workload
@@ -44,10 +44,14 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         job = Job.load(arguments[0])
     except TrainplanError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     rank = os.environ.get("RANK", "0")
     out = Path(job.out)
-    with (out / f"rank-{rank}.log").open("w", buffering=1) as log:
+    out.mkdir(parents=True, exist_ok=True)
+    for stale in ("error", "lost"):  # of the attempt before this one; the log has it still
+        (out / f"rank-{rank}.{stale}").unlink(missing_ok=True)
+    with (out / f"rank-{rank}.log").open("a" if attempt() else "w", buffering=1) as log:
         plain = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = _Tee(sys.stdout, log), _Tee(sys.stderr, log)
         try:
@@ -96,16 +100,32 @@ def _run(job: Job, out: Path) -> None:
     if job.double:
         workload = in_double(workload)
     trainer = build(plan, workload, backend=job.backend, device=device, seed=job.seed, compiled=job.compiled)
-    if job.resume:
-        checkpoint.load(trainer, job.resume)
+    start = _resume(trainer, job, out)
     gradients = _gradients_kept(trainer) if job.keep_state else []
-    measured = _train(trainer, job, workload, out)
+    measured = _train(trainer, job, out, start)
     files.write(out / f"rank-{trainer.rank}.json", "rank", files.to_json(measured))
     if job.keep_state:
         torch.save({**_state(trainer), "gradients": gradients}, out / f"rank-{trainer.rank}.pt")
     if plan.world > 1:
         dist.barrier()
         leave()
+
+
+def _resume(trainer: Trainer, job: Job, out: Path) -> Begun:
+    """Take what there is to go on from: of an earlier attempt, or the checkpoint that was asked for."""
+    before = begun(out)
+    source = (before.checkpoint(out) if before else None) or job.resume
+    if source:
+        trainer.load(source)
+    start = before or Begun.at(trainer.steps_done)
+    if trainer.rank == 0:
+        if before is None:
+            start.save(out)
+        else:
+            print(f"attempt {attempt() + 1}, from {source or 'the beginning'}", flush=True)
+        if trainer.seed != job.seed:
+            print(f"seed {trainer.seed}, which is that of the checkpoint", flush=True)
+    return start
 
 
 def _device(job: Job) -> torch.device:
@@ -130,60 +150,30 @@ def in_double(workload: Workload) -> Workload:
     return dataclasses.replace(workload, build=lambda: workload.build().double(), inputs=batch)
 
 
-def _batches(trainer: Trainer, job: Job, workload: Workload) -> Iterator[tuple[Batch, int]]:
-    """The part of each batch that this rank's replica trains, and the size of the whole."""
-    plan = trainer.plan
-    if not job.data:
-        for step in range(trainer.steps_done, trainer.steps_done + job.steps):
-            whole = workload.inputs(job.batch, data_seed(job.seed, step))
-            sizes = split(job.batch, plan.dp)
-            first = sum(sizes[: trainer.replica])
-            yield _slice(whole, first, sizes[trainer.replica]), job.batch
-        return
-    from trainplan.workload.datasets import open_data
-    from trainplan.workload.loader import loader
-
-    def ours(samples: int) -> tuple[int, int]:
-        sizes = split(samples, plan.dp)
-        first = sum(sizes[: trainer.replica])
-        return first, first + sizes[trainer.replica]
-
-    data = open_data(job.data, workload, samples=job.samples, seed=job.seed)
-    with loader(
-        workload, data, job.batch, start=trainer.steps_done, seed=job.seed, part=ours,
-        drop_last=True,  # so that the place in the data follows from the step, whatever the plan
-        pin=job.device != "cpu",
-    ) as batches:  # fmt: skip
-        for _, batch in zip(range(job.steps), batches, strict=False):
-            yield batch, job.batch
-
-
-def data_seed(seed: int, step: int) -> int:
-    """The seed of a step's synthetic batch: the same under every plan."""
-    return seed * 1_000_003 + step
-
-
-def _slice(batch: Batch, first: int, count: int) -> Batch:
-    from trainplan.workload.batch import split as split_batch
-
-    sizes = [size for size in (first, count, batch.samples - first - count) if size]
-    return split_batch(batch, sizes)[1 if first else 0] if len(sizes) > 1 else batch
-
-
-def _train(trainer: Trainer, job: Job, workload: Workload, out: Path) -> Measurement:
+def _train(trainer: Trainer, job: Job, out: Path, start: Begun) -> Measurement:
+    """Train to the end of the run; what this rank knows of all its steps."""
     speaks = trainer.replica == 0 and trainer.part.is_last
-    started, first = now(), trainer.steps_done
+    first, last = trainer.steps_done, start.step + job.steps
+    steps = kept_steps(out, trainer.rank, start, first)
+    earlier, started = tuple(steps), now()
 
     def after(result: StepResult) -> None:
+        steps.append(result)
         if speaks:
             done, memory = trainer.steps_done - first, peak_bytes(trainer.device)
-            _say(result, workload, memory, first + job.steps, started, done, job.steps)
+            _say(result, trainer.workload, memory, last, started, done, last - first)
         if job.save_every and trainer.steps_done % job.save_every == 0:
+            keep_steps(out, trainer.rank, steps)  # before: where there is a checkpoint, every rank has kept them
             checkpoint.save(trainer, out / f"checkpoint-{trainer.steps_done}")
 
     reference = Reference(trainer.device) if job.reference else None
-    batches = _batches(trainer, job, workload)
-    return measure(trainer, batches, warm_up=job.warm_up, reference=reference, after=after)
+    source = batches(trainer, job, last - first)
+    measured = measure(trainer, source, warm_up=job.warm_up, reference=reference, after=after)
+    return dataclasses.replace(
+        measured,
+        seconds=(*(step.seconds for step in earlier), *measured.seconds),
+        losses=(*(step.loss for step in earlier), *measured.losses),
+    )
 
 
 def _say(result: StepResult, workload: Workload, memory: int, last: int, started: float, done: int, steps: int) -> None:
