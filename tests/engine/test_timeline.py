@@ -5,17 +5,21 @@ same order on each resource of each rank, with the same bytes. Leaving an operat
 """
 
 from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 
 from tests.engine import jobs
 from tests.engine.systems import CASES, Case
+from tests.program.surgery import change, move, twice, without
 from trainplan.bench.pool import pool
 from trainplan.engine.measurement import Measurement, merge
 from trainplan.plan.plan import plan
 from trainplan.profile.structure import structure
 from trainplan.program.lower import lower
 from trainplan.program.ops import SPECS, Kind, Lane
+from trainplan.program.program import Program
 from trainplan.program.timeline import Event
 
 TIMED = [case for case in CASES if case.optimizer == "sgd" and case.model != "chain"]
@@ -42,16 +46,104 @@ def by_resource(events: list[Event]) -> dict[tuple, list[tuple[str, int]]]:
     return dict(found)
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.system(c.key, "R"), id=str(c)) for c in TIMED])
-def test_program_is_timeline(case: Case) -> None:
+def program_of(case: Case) -> Program:
+    """The two steps that are recorded."""
     job, _, captured = jobs.built(case.model, case.optimizer, **case.fields)
-    program = lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, steps=2)
-    for rank, events in measured(case).items():
+    return lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, steps=2)
+
+
+def hold(program: Program, events: dict[int, list[Event]]) -> None:
+    """What every rank did is what the program says."""
+    for rank, found in events.items():
         planned = [
             Event(program.name(op), Kind(program.kind[op]).name, rank, place, place, int(program.bytes[op]))
             for place, op in enumerate(program.lists.row(rank))
         ]
-        assert by_resource(events) == by_resource(planned)
+        assert by_resource(found) == by_resource(planned)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.system(c.key, "R"), id=str(c)) for c in TIMED])
+def test_program_is_timeline(case: Case) -> None:
+    hold(program_of(case), measured(case))
+
+
+# -- the test above can fail: the same timelines, held against programs that are wrong in one place -----------------
+
+RIGHT = {
+    "replicas": Case("ddp", "residual", {"dp": 2, "bucket": 200}),
+    "pipeline": Case("dapple", "residual", {"pp": 2, "micro": 4, "schedule": "1f1b", "stages": (2,)}),
+}
+
+
+@cache
+def ran(name: str) -> tuple[Program, dict[int, list[Event]]]:
+    """A program that passes, and its timeline."""
+    program, events = program_of(RIGHT[name]), measured(RIGHT[name])
+    hold(program, events)
+    return program, events
+
+
+def first_of(program: Program, kind: Kind) -> int:
+    return next(op.id for op in program.ops() if op.key.kind is kind)
+
+
+def without_exchange(program: Program) -> Program:
+    """No gradient is summed over the replicas."""
+    return without(program, *(str(op) for op in program.ops() if op.key.kind is Kind.REDUCE_GRAD))
+
+
+def without_one_exchange(program: Program) -> Program:
+    """One bucket of one step is forgotten."""
+    return without(program, "0REDUCE_GRAD.1@1")
+
+
+def exchanges_swapped(program: Program) -> Program:
+    return move(program, 0, "0REDUCE_GRAD.1", before="0REDUCE_GRAD")
+
+
+def computations_swapped(program: Program) -> Program:
+    """As GPipe would have it on the first stage: a forward pass before the backward pass that 1F1B puts first."""
+    return move(program, 0, "0F2", before="0B0")
+
+
+def messages_swapped(program: Program) -> Program:
+    return move(program, 0, "0SEND_F1", before="0SEND_F0")
+
+
+def without_a_message(program: Program) -> Program:
+    return without(program, "0SEND_F1", "1RECV_F1")
+
+
+def another_message(program: Program) -> Program:
+    """The same operation once more."""
+    return twice(program, "1SEND_B0")
+
+
+def message_too_long(program: Program) -> Program:
+    op = first_of(program, Kind.SEND_F)
+    return change(program, "bytes", op, int(program.bytes[op]) + 1)
+
+
+def bucket_too_short(program: Program) -> Program:
+    op = first_of(program, Kind.REDUCE_GRAD)
+    return change(program, "bytes", op, int(program.bytes[op]) - 8)
+
+
+WRONG = {
+    "replicas": (without_exchange, without_one_exchange, exchanges_swapped, bucket_too_short),
+    "pipeline": (computations_swapped, messages_swapped, without_a_message, another_message, message_too_long),
+}
+
+
+@pytest.mark.parametrize(("name", "wrong"), [(name, wrong) for name, several in WRONG.items() for wrong in several])
+def test_a_wrong_program_is_noticed(name: str, wrong: Callable[[Program], Program]) -> None:
+    program, events = ran(name)
+    changed = wrong(program)
+    with pytest.raises(AssertionError):
+        hold(changed, events)
+
+
+# -- putting together what the ranks noted --------------------------------------------------------------------------
 
 
 def test_the_two_ends_of_a_message_are_put_together() -> None:
