@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from trainplan.engine import blockwise
+from trainplan.engine.clocks import now
 from trainplan.engine.instructions import Instruction
 from trainplan.engine.observed import Observed
-from trainplan.engine.recorder import now
 from trainplan.engine.runner import Runner
 from trainplan.engine.transport import Works
 from trainplan.errors import RunError

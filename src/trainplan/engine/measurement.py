@@ -36,6 +36,7 @@ class Measurement:
     peak_bytes: int
     events: tuple[Event, ...]  # of the recorded steps, as far as this rank knows them
     arrivals: dict[str, float]  # of messages from other ranks, by the name of their SEND
+    within: float = 0.0  # seconds that all these moments may be off by rank 0's clock
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,13 @@ def measure(
         if after is not None:
             after(result)
     recorded = len(seconds) > warm_up
+    if recorded:
+        trainer.record(False)
     events = trainer.events(samples) if recorded else []
     arrivals = trainer.recorder.arrivals(trainer.program(samples)) if recorded else {}
-    trainer.record(False)
     return Measurement(
         trainer.rank, trainer.replica, trainer.number, tuple(seconds), tuple(losses), tuple(references),
-        peak_bytes(trainer.device), tuple(events), arrivals,
+        peak_bytes(trainer.device), tuple(events), arrivals, trainer.recorder.within,
     )  # fmt: skip
 
 

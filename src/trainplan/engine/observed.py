@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainplan.engine.recorder import now
+from trainplan.engine.clocks import now
 
 # Steps in which DDP's buckets are not yet those of the program.
 WARM_UP_STEPS = 1

@@ -3,22 +3,20 @@
 A message has two ends: its sender notes when it was posted, its receiver when it arrived. Likewise every member of a
 collective notes when it came, and it starts when the last one comes. `measurement.merge` puts the halves together.
 
-A moment is a number of seconds of the system's monotonic clock, which all processes of a machine share (the clocks of
-several machines are not brought together yet). On a GPU, which works behind the host's back, a moment of compute is a
-CUDA event, and becomes a number once the step is over.
+A moment is a number of seconds by this machine's clock; the events are by rank 0's (`clocks.py`). On a GPU, which works
+behind the host's back, a moment of compute is a CUDA event, and becomes a number once the step is over.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import torch
 
+from trainplan.engine.clocks import Reading, aligned, now, read
 from trainplan.program.program import Program
 from trainplan.program.timeline import Event
 
-now = time.perf_counter
 Moment = float | torch.cuda.Event
 
 
@@ -30,10 +28,21 @@ class Recorder:
     on: bool = False
     step: int = 0
     rows: list[tuple[int, int, float, float, int]] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)  # of rank 0's clock
     arrived: list[tuple[int, int, float]] = field(default_factory=list)  # (step, SEND of another rank, moment)
     _unsettled: list[tuple[int, Moment, Moment, int]] = field(default_factory=list)
     _arriving: list[tuple[int, Moment]] = field(default_factory=list)
     _base: tuple[float, torch.cuda.Event] | None = None
+
+    def switch(self, on: bool) -> None:
+        """Record from now on, or no longer; all ranks call this, since they compare their clocks."""
+        self.on = on
+        self.readings.append(read())
+
+    @property
+    def within(self) -> float:
+        """How far off rank 0's clock our events may be: half a round trip."""
+        return max((reading.within for reading in self.readings), default=0.0)
 
     def begin(self, step: int) -> None:
         """A step begins."""
@@ -81,16 +90,20 @@ class Recorder:
         return min((row[0] for row in self.rows), default=0)
 
     def events(self, program: Program, rank: int, first_step: int) -> list[Event]:
-        """What was noted, as events; steps count from `first_step`."""
+        """What was noted, as events by rank 0's clock; steps count from `first_step`."""
         found = []
         for step, op, start, end, size in self.rows:
             kind = program.op(op).key.kind.name
-            found.append(Event(_name(program, op, step - first_step), kind, rank, start, end, size))
+            begun, over = aligned(start, self.readings), aligned(end, self.readings)
+            found.append(Event(_name(program, op, step - first_step), kind, rank, begun, over, size))
         return found
 
     def arrivals(self, program: Program) -> dict[str, float]:
-        """When messages arrived here, by the names of the operations that sent them."""
-        return {_name(program, send, step - self.first): moment for step, send, moment in self.arrived}
+        """When messages arrived here, by rank 0's clock and by the names of the operations that sent them."""
+        return {
+            _name(program, send, step - self.first): aligned(moment, self.readings)
+            for step, send, moment in self.arrived
+        }
 
 
 def _name(program: Program, op: int, step: int) -> str:

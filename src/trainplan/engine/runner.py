@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainplan.engine.clocks import now
 from trainplan.engine.instructions import Instruction, instructions
-from trainplan.engine.recorder import Recorder, now
+from trainplan.engine.recorder import Recorder
 from trainplan.engine.reducer import Reducer
 from trainplan.engine.seeds import seed_of
 from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending

@@ -296,11 +296,11 @@ class Trainer:
     # -- the measured timeline --------------------------------------------------------------------------------------
 
     def record(self, on: bool = True) -> None:
-        """Note when every operation runs, from the next step on."""
+        """Note when every operation runs, from the next step on; all ranks call this, since they compare clocks."""
         if on and self.part.layout.observed and self._steps_here < WARM_UP_STEPS:
             why = f"DDP's buckets are those of the program only after {WARM_UP_STEPS} step(s)"
             raise RunError("recording the first step", why, "recording from the second step on")
-        self.recorder.on = on
+        self.recorder.switch(on)
 
     def events(self, batch: int) -> list[Event]:
         """What was noted on this rank; steps count from the first that was recorded."""

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainplan.engine.recorder import now
+from trainplan.engine.clocks import now
 from trainplan.errors import InputError, nearest
 
 Form = tuple[tuple[int, ...], torch.dtype]  # of a tensor that will arrive
