@@ -1,4 +1,4 @@
-"""Simulated time and memory equal what is known in closed form."""
+"""Simulated time equals what is known in closed form. (Memory: test_memory_forms.py.)"""
 
 import itertools
 
@@ -8,7 +8,6 @@ import pytest
 from synthetic import chain
 from trainplan.plan.plan import plan
 from trainplan.predict.clock import Played, bubble, play, seconds_by_kind
-from trainplan.predict.memory import in_flight, peaks
 from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.ops import Kind
@@ -156,62 +155,3 @@ def test_recomputation_costs_a_forward_pass() -> None:
         else:
             assert played.makespan <= (m + p - 1) * (1 + 1 + 2)
             assert played.makespan >= m * (1 + 1 + 2)
-
-
-# -- memory -------------------------------------------------------------------------------------------------------
-
-
-def held(schedule: str, stages: int, micro: int, rank: int) -> int:
-    """Micro-batches in flight."""
-    return {"gpipe": micro, "1f1b": min(micro, stages - rank), "naive": 1}[schedule]
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "naive"])
-def test_micro_batches_in_flight(schedule: str) -> None:
-    for p, m, message in itertools.product(range(2, 6), (1, 2, 3, 4, 8), (0.0, 0.5, 3.0)):
-        for recompute in ("none", "full"):
-            played = timed(pipeline(schedule, p, m, recompute), message=message)
-            assert [in_flight(played, rank) for rank in range(p)] == [held(schedule, p, m, r) for r in range(p)]
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "naive"])
-def test_peak_memory_of_pipelines(schedule: str) -> None:
-    """Weights and gradients; what is in flight, with its inputs; and the gradients that come and go."""
-    for p, m in itertools.product(range(2, 6), (1, 2, 4, 8)):
-        for peak in peaks(timed(pipeline(schedule, p, m))):
-            r = peak.rank
-            first, last = r == 0, r == p - 1
-            each = 100 + 10 * (not first)
-            wanted = 1000 + 1000 + held(schedule, p, m, r) * each + 10 * (not last) + 10 * (not first)
-            assert peak.bytes == wanted, (p, m, peak)
-            assert peak.op.startswith(f"{r}B")
-            assert peak.breakdown["saved"] == 100 * held(schedule, p, m, r)
-
-
-def test_peak_memory_of_gpipe_with_recomputation() -> None:
-    """Boundaries of all micro-batches, and the activations of one stage: what GPipe's paper promises."""
-    for p, m in itertools.product(range(2, 6), (1, 2, 4, 8)):
-        for peak in peaks(timed(pipeline("gpipe", p, m, recompute="full"))):
-            inner = 10 * (peak.rank < p - 1) + 10 * (peak.rank > 0)
-            assert peak.bytes == 1000 + 1000 + m * 10 * (peak.rank > 0) + 100 + inner
-
-
-def test_peak_memory_of_one_device() -> None:
-    """All activations without recomputation; with it one block's, and the inputs of the others."""
-    blocks = 6
-    profile = chain(blocks, state_bytes_per_parameter=8.0, input_bytes_per_sample=3.0)
-    fixed = blocks * 1000 + blocks * 250 * 8 + 2 * 3
-    (peak,) = peaks(timed(lower(plan(blocks=blocks), profile, 2)))
-    assert peak.bytes == fixed + blocks * 1000 + blocks * 100
-    assert peak.breakdown == {"weights": 6000, "gradients": 6000, "optimizer": 12000, "saved": 600, "input": 6}
-    (peak,) = peaks(timed(lower(plan(blocks=blocks, recompute="full"), profile, 2)))
-    # The gradients of a block come when its inputs and activations go: the most is there at the last block to go
-    # backward, with all gradients, or at the first, with all inputs.
-    sweep = [(blocks - b) * 1000 + b * 10 + 100 + 10 * (b > 0) + 10 * (b < blocks - 1) for b in range(blocks)]
-    assert peak.bytes == fixed + max(sweep)
-
-
-def test_replicas_keep_their_gradients_in_buckets() -> None:
-    program = lower(plan(dp=2, bucket=1000, blocks=3), chain(3), 2)
-    for peak in peaks(timed(program)):
-        assert peak.bytes == 3000 + 3000 + 300

@@ -211,7 +211,7 @@ def test_memory_that_does_not_fit() -> None:
     ]
     assert [p.fits for p in found] == [False, True, False, True]
     assert found[0].limit_bytes == 7520  # 6 % kept free
-    assert found[0].peak_bytes == 8400
+    assert found[0].peak_bytes == 8110  # weights, gradients, and of the activations those of the last block to go
 
 
 # -- refusals -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Predicted peak memory of one device against what the allocator saw of real steps."""
+"""The peak of a whole step that a profile notes, and the one that is predicted from its blocks, against real steps.
+
+(Plans of all kinds, operation by operation, on the engine: tests/predict/test_memory.py.)
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from trainplan.predict.clock import play
 from trainplan.predict.memory import peaks
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.tensors import values_of
-from trainplan.profile.footprint import backward_footprint, update_footprint
 from trainplan.profile.measure import measure
 from trainplan.profile.memory import watch
 from trainplan.profile.profile import Profile
@@ -22,12 +24,7 @@ from trainplan.workload.load import load
 from trainplan.workload.workload import Workload
 
 BATCH = 8
-MODELS = [
-    "resnet18:cifar10",
-    "mobilenetv2:cifar10",
-    "vgg11:cifar10",
-    "gpt:layers=3,hidden=128,heads=4,seq=128,vocab=2000",
-]
+MODELS = ["mobilenetv2:cifar10", "vgg11:cifar10"]
 
 
 def measured_peaks(workload: Workload, micros: tuple[int, ...]) -> list[int]:
@@ -35,7 +32,7 @@ def measured_peaks(workload: Workload, micros: tuple[int, ...]) -> list[int]:
     model = workload.build()
     captured = capture(model, workload.inputs(2, 0), workload.loss)
     stage = captured.stage(0, len(captured.blocks)).bind(values_of(model))
-    optimizer = workload.optimizer(stage.parameters())
+    optimizer = workload.optimizer(stage.named_parameters())
     batch = workload.inputs(BATCH, 0)
 
     def step(micro: int) -> None:
@@ -64,26 +61,12 @@ def predicted_peak(profile: Profile, micro: int) -> int:
     return peaks(play(program, np.ones(len(program))))[0].bytes
 
 
-def block_by_block(profile: Profile, micro: int) -> int:
-    """By going back through the blocks one after the other."""
-    count = len(profile.blocks)
-    lasting = sum(p.bytes for p in profile.parameters) + sum(b.buffer_bytes for b in profile.blocks)
-    lasting += sum(p.count for p in profile.parameters if p.trainable) * profile.state_bytes_per_parameter
-    lasting += profile.input_bytes_per_sample * BATCH
-    back = backward_footprint(profile, 0, count, BATCH // micro, adds=micro > 1).bytes
-    return round(lasting + max(back, update_footprint(profile, 0, count)))
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_peak_of_one_device(name):
     workload = load(name)
     profile = measure(workload, samples=[2, 4, 8], repeats=1, verify=False)
-    once, twice, four = measured_peaks(workload, (1, 2, 4))
-    assert profile.whole[-1].peak_bytes == pytest.approx(once, rel=0.02)
-    for micro, measured in ((1, once), (2, twice), (4, four)):
-        assert block_by_block(profile, micro) == pytest.approx(measured, rel=0.05), f"{micro} micro-batches"
-    assert predicted_peak(profile, 2) == pytest.approx(twice, rel=0.05)
-    assert predicted_peak(profile, 4) == pytest.approx(four, rel=0.05)
-    # With one micro-batch the program counts all gradients from the start of backward, and all saved bytes until its
-    # end; really the ones come while the others go. It must not say less than there is.
-    assert 0.99 * once <= predicted_peak(profile, 1) <= 1.2 * once
+    micros = (1, 2, 4)
+    for micro, measured in zip(micros, measured_peaks(workload, micros), strict=True):
+        if micro == 1:
+            assert profile.whole[-1].peak_bytes == pytest.approx(measured, rel=0.02)
+        assert predicted_peak(profile, micro) == pytest.approx(measured, rel=0.05), f"{micro} micro-batches"

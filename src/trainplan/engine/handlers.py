@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from trainplan.engine import blockwise
@@ -214,6 +214,20 @@ class Noted:
         self._stamp()
 
 
+@dataclass
+class Returning:
+    """A sum of gradients that lay apart: it takes their place once it is there."""
+
+    sum: Noted
+    flat: Tensor
+    members: list[nn.Parameter]
+
+    def wait(self) -> None:
+        self.sum.wait()
+        for p, piece in zip(self.members, self.flat.split([p.numel() for p in self.members]), strict=True):
+            p.grad = piece.view_as(p)
+
+
 def _recompute(run: Runner, op: Instruction, place: int) -> None:
     blockwise.recompute(run, op)
 
@@ -225,7 +239,7 @@ def _send(run: Runner, op: Instruction, place: int) -> None:
     if op.waits:
         pending.wait()
     else:
-        run.current.sent.append(pending)
+        run.current.sending[op.reads[0]] = pending
     run.recorder.note(op.op, start, now(), sum(tensor.nbytes for tensor in tensors))
 
 
@@ -236,18 +250,7 @@ def _reduce(run: Runner, op: Instruction, place: int) -> None:
         members = part.tied[op.unit]
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in members]
         flat = torch.cat([g.reshape(-1) for g in gradients])
-        start_exchange(run, op, flat)
-        waiting = run.current.pending[op.made]
-
-        class Back:
-            """The sum goes back into the gradients once it is there."""
-
-            def wait(self) -> None:
-                waiting.wait()
-                for p, piece in zip(members, flat.split([p.numel() for p in members]), strict=True):
-                    p.grad = piece.view_as(p)
-
-        run.current.pending[op.made] = Back()
+        run.current.pending[op.made] = Returning(exchange(run, op, flat), flat, members)
         return
     if part.reducer is None:
         raise AssertionError("a bucket without a reducer: the program and the engine disagree")

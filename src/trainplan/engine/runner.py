@@ -24,13 +24,12 @@ from trainplan.engine.seeds import seed_of
 from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending
 from trainplan.errors import RunError
 from trainplan.profile.capture.stage import Stage
+from trainplan.program.lower.backend import RECEIVES_AHEAD
 from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import COLLECTIVES, RECEIVES, SENDS, Kind
 from trainplan.program.program import Program
 from trainplan.workload.workload import Batch, Loss
 
-# Receives are posted this many ahead of the one that is needed next, so that a message can travel meanwhile.
-RECEIVES_AHEAD = 4
 # These go on after their handler has returned, or are several operations in one call.
 NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES)
 
@@ -70,6 +69,7 @@ class StepState:
     values: dict[int, Any] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)  # value → what must be waited for before it is read
     passes: dict[int, Any] = field(default_factory=dict)  # micro-batch → its recomputed pass (`blockwise.py`)
+    sending: dict[int, Pending] = field(default_factory=dict)  # value → the message that carries it
     sent: list[Pending] = field(default_factory=list)
     loss: Tensor | None = None  # weighted sum over this replica's micro-batches
     norm: float | None = None
@@ -105,7 +105,7 @@ class Runner:
         place = 0
         while place < len(self.list):
             place += self._run(place, state)
-        for pending in state.sent:
+        for pending in (*state.sending.values(), *state.sent):
             pending.wait()
         if self.part.stage.device.type == "cuda":
             torch.cuda.synchronize(self.part.stage.device)
@@ -143,9 +143,12 @@ class Runner:
             raise RunError(f"rank {self.rank} at {at}", f"waiting for {whom} failed: {reason}") from error
 
     def free(self, instruction: Instruction, state: StepState) -> None:
-        """Drop what the program says is over."""
+        """Drop what the program says is over. What was sent has been taken by then, so waiting for it costs nothing."""
         for value in instruction.frees:
             state.values.pop(value, None)
+            pending = state.sending.pop(value, None)
+            if pending is not None:
+                self._wait(pending, instruction, "whoever receives what was sent")
 
     # -- messages -------------------------------------------------------------------------------------------------
 

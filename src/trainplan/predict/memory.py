@@ -1,7 +1,8 @@
 """Bytes over time: a running sum over the program that really runs.
 
-A value counts on its rank from the start of the operation that makes it to the end of the operation that frees it;
-what has no maker is there from the start, what is never freed stays.
+A value counts on its rank from the start of the operation that makes it to the end of the operation that frees it (or,
+of values that come and go while such an operation runs, from its end, and to its start: `Program.value_late`). What has
+no maker is there from the start, what is never freed stays.
 """
 
 from __future__ import annotations
@@ -9,9 +10,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trainplan.predict.clock import Played
+from trainplan.predict.clock import Floats, Played
 from trainplan.program.ops import Kind, Value
+from trainplan.program.program import Ints, Program
+
+
+@dataclass(frozen=True)
+class Track:
+    """The memory of one rank in the order of time: one entry for each change."""
+
+    rank: int
+    start: NDArray[np.int64]  # bytes by kind of value before the first change
+    op: Ints  # the operation that makes or frees something
+    seconds: Floats
+    kind: NDArray[np.uint8]  # of the value
+    change: Ints  # bytes, negative where it is freed
+
+    @property
+    def level(self) -> Ints:
+        """Bytes after each change."""
+        return np.asarray(self.start.sum() + np.cumsum(self.change))
 
 
 @dataclass(frozen=True)
@@ -20,45 +40,66 @@ class Peak:
 
     rank: int
     bytes: int
-    op: str  # the operation that was starting then; "" where nothing is ever allocated
+    op: str  # the operation that made something then; "" where nothing is ever allocated
     breakdown: dict[str, int]  # bytes by kind of value at that moment
 
 
-def peaks(played: Played) -> list[Peak]:
-    """The peak of every rank, with the operation at which it is reached."""
+def tracks(played: Played) -> list[Track]:
+    """The memory of every rank."""
     program = played.program
-    place = np.empty(len(program), dtype=np.int64)
-    place[program.lists.items] = np.arange(len(program.lists.items))
     here = np.flatnonzero((program.value_rank >= 0) & (program.value_bytes > 0))
     made, freed = program.value_maker[here], program.value_end[here]
     born, dies = here[made >= 0], here[freed >= 0]
     value = np.concatenate([born, dies])
     op = np.concatenate([made[made >= 0], freed[freed >= 0]])
-    sign = np.concatenate([np.ones(len(born), dtype=np.int64), -np.ones(len(dies), dtype=np.int64)])
-    time = np.where(sign > 0, played.start[op], played.end[op])
+    sign = np.repeat([1, -1], [len(born), len(dies)])
+    # What an operation does: it gives up early values, takes memory, gives back, and leaves late ones.
+    phase = np.concatenate([np.where(program.value_late[born], 3, 1), np.where(program.value_early[dies], 0, 2)])
+    time = np.where(phase < 2, played.start[op], played.end[op])
     # At equal times in the order of the lists: an operation that ended makes room for the next, and one without
     # duration takes before it gives back.
-    order = np.lexsort((2 * place[op] + (sign < 0), time, program.value_rank[value]))
-    value, op, sign = value[order], op[order], sign[order]
-    delta = sign * program.value_bytes[value]
-    rank = program.value_rank[value]
+    order = np.lexsort((4 * _places(program, op, program.value_rank[value]) + phase, time, program.value_rank[value]))
+    value, op, change, time = value[order], op[order], (sign * program.value_bytes[value])[order], time[order]
     base = np.zeros((program.world, len(Value)), dtype=np.int64)
     first = program.initial
     first = first[program.value_rank[first] >= 0]
     np.add.at(base, (program.value_rank[first], program.value_kind[first]), program.value_bytes[first])
-    bounds = np.searchsorted(rank, np.arange(program.world + 1))
+    bounds = np.searchsorted(program.value_rank[value], np.arange(program.world + 1))
     found = []
-    for r in range(program.world):
-        low, high = bounds[r], bounds[r + 1]
-        level = base[r].sum() + np.cumsum(delta[low:high])
-        parts, name, top = base[r].copy(), "", int(base[r].sum())
-        if high > low and level.max() > top:
+    for rank in range(program.world):
+        own = slice(bounds[rank], bounds[rank + 1])
+        found.append(Track(rank, base[rank], op[own], time[own], program.value_kind[value[own]], change[own]))
+    return found
+
+
+def _places(program: Program, op: Ints, rank: Ints) -> Ints:
+    """The place of each operation in the list of the rank beside it; lists stand one after the other."""
+    lists = program.lists
+    place = np.empty(len(program), dtype=np.int64)
+    place[lists.items] = np.arange(len(lists.items))
+    found = place[op]
+    several = np.flatnonzero(program.group[op] >= 0)  # a collective has a place in every list
+    if len(several):
+        entries = np.flatnonzero(program.group[lists.items] >= 0)
+        key = lists.items[entries] * program.world + lists.owner[entries]
+        order = np.argsort(key)
+        at = np.searchsorted(key[order], op[several] * program.world + rank[several])
+        found[several] = entries[order[at]]
+    return np.asarray(found)
+
+
+def peaks(played: Played) -> list[Peak]:
+    """The peak of every rank, with the operation at which it is reached."""
+    found = []
+    for track in tracks(played):
+        level, parts = track.level, track.start.copy()
+        name, top = "", int(parts.sum())
+        if len(level) and level.max() > top:
             at = int(level.argmax())
-            top, name = int(level[at]), program.name(int(op[low + at]))
-            until = slice(low, low + at + 1)
-            np.add.at(parts, program.value_kind[value[until]], delta[until])
+            top, name = int(level[at]), played.program.name(int(track.op[at]))
+            np.add.at(parts, track.kind[: at + 1], track.change[: at + 1])
         breakdown = {kind.name.lower(): int(parts[kind]) for kind in Value if parts[kind]}
-        found.append(Peak(r, top, name, breakdown))
+        found.append(Peak(track.rank, top, name, breakdown))
     return found
 
 

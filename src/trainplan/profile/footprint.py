@@ -1,58 +1,158 @@
-"""Bytes alive at the worst moments of some consecutive blocks: backward, and the optimizer's step. No torch here.
+"""Bytes alive at the worst moment of a pass through some consecutive blocks: a stage forward, or back. No torch here.
 
 Backward frees what forward saved and makes gradients, block by block from the last to the first. Its worst moment is
-therefore not simply "all that was saved, all gradients, and the largest workspace": in a first pass, gradients come
-into being only while saved bytes go. In later passes of a step all gradients are there already.
+therefore not simply "all that was saved, all gradients, and the largest workspace": in the first pass of a step,
+gradients come into being only while saved bytes go. In later passes all gradients are there already.
+
+    block          0   1   2   3
+    saved          ████████████▒▒▒    while block 2 is gone back through, what block 3 saved is gone,
+    gradients              ████████   and the gradients of blocks 2 and 3 are there
+
+What is counted is what the pass itself brings and takes: not weights, optimizer state, buffers and inputs, nor what
+came from other stages or goes to them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from trainplan.profile.profile import Crossing, Profile
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """The worst moment of a backward pass."""
+class Moment:
+    """What is alive while one block is gone back through."""
 
-    bytes: int
-    block: int  # the block that is gone back through then
+    block: int
+    saved: int  # by forward, of this block and those before it
+    gradients: int  # of the weights
+    passing: int  # gradients of what passes between blocks, and workspace
+
+    @property
+    def bytes(self) -> int:
+        return self.saved + self.gradients + self.passing
 
 
-def backward_footprint(profile: Profile, first: int, last: int, samples: int, adds: bool) -> Footprint:
-    """What is alive at the worst moment of going back through blocks first ≤ b < last with so many samples.
+class Footprints:
+    """The passes with so many samples through any blocks first ≤ b < last; each is worked out once."""
 
-    Counted are saved bytes, crossings between these blocks and their gradients, gradients of the weights, and
-    workspace; not weights, optimizer state, buffers, inputs, nor what crosses to other blocks. `adds`: gradients of the
-    weights are there already and are added to.
-    """
-    inside = [c for c in profile.crossings if c.producer >= first and c.consumers[0] < last]
-    parameters = [p for p in profile.parameters_of(first, last) if p.trainable]
-    worst = Footprint(0, first)
-    for block in range(first, last):
-        saved = profile.total("saved_bytes", first, block + 1, samples)
-        saved += sum(_bytes(c, samples) for c in inside if any(first <= b <= block for b in c.saved_by))
-        # Gradients on their way: of what this block made, and of what it or a later block has read.
-        flowing = [c for c in inside if c.needs_grad and c.producer <= block and c.consumers[-1] >= block]
-        flowing_bytes = sum(_bytes(c, samples) for c in flowing)
-        gradients = sum(p.bytes for p in parameters if adds or max(b for b in p.blocks if b < last) >= block)
-        workspace = profile.total("backward_workspace_bytes", block, block + 1, samples)
+    def __init__(self, profile: Profile, samples: int) -> None:
+        blocks = range(len(profile.blocks))
+
+        def each(quantity: str) -> list[int]:
+            return [round(profile.total(quantity, b, b + 1, samples)) for b in blocks]
+
+        self.profile = profile
+        self.saved, self.forward_workspace = each("saved_bytes"), each("forward_workspace_bytes")
+        self.backward_workspace = each("backward_workspace_bytes")
+        self.size = [crossing.bytes(samples) for crossing in profile.crossings]
+        self._back: dict[tuple[int, int, bool], list[Moment]] = {}
+        self._forward: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def backward(self, first: int, last: int, adds: bool) -> list[Moment]:
+        """What is alive at each block, in the order of the blocks. `adds`: the gradients of the weights are there
+        already, and are added to."""
+        key = first, last, adds
+        if key not in self._back:
+            self._back[key] = self._moments(*key)
+        return self._back[key]
+
+    def kept(self, first: int, last: int) -> int:
+        """What a forward pass leaves for backward: inside blocks, and what passes between them and is needed again."""
+        return self._over(first, last)[0]
+
+    def forward_extra(self, first: int, last: int) -> int:
+        """How much more is alive at the worst moment of forward than at its end."""
+        return self._over(first, last)[1]
+
+    def forward_alone_extra(self, first: int, last: int) -> int:
+        """The same for a forward pass that saves nothing, but for what passes between blocks. Inside a block not all
+        that it would save is there at once; counting it says no more than the recomputation of that block will."""
+        made = [0] * (last - first)
+        for crossing, size in zip(self.profile.crossings, self.size, strict=True):
+            if first <= crossing.producer < last:
+                made[crossing.producer - first] += size
+        levels = accumulate(made)
+        extras = (s + w for s, w in zip(self.saved[first:last], self.forward_workspace[first:last], strict=True))
+        return max(level + extra for level, extra in zip(levels, extras, strict=True)) - sum(made)
+
+    def one_block(self, block: int, adds: bool) -> int:
+        """Workspace of going back through a block."""
+        extra = self.backward_workspace[block]
         if not adds:
             # Measured while gradients were added to: each new one needs memory of its own until it has been added.
-            largest = max((p.bytes for p in parameters if block in p.blocks), default=0)
-            workspace = max(0.0, workspace - largest)
-        total = round(saved + flowing_bytes + gradients + workspace)
-        if total > worst.bytes:
-            worst = Footprint(total, block)
-    return worst
+            own = (p.bytes for p in self.profile.parameters_of(block, block + 1) if p.trainable)
+            extra = max(0, extra - max(own, default=0))
+        return extra
+
+    def _moments(self, first: int, last: int, adds: bool) -> list[Moment]:
+        # Each list: what is alive more at a block than at the one before it.
+        saved, flowing = [*self.saved[first:last], 0], [0] * (last - first + 1)
+        for crossing, size in zip(self.profile.crossings, self.size, strict=True):
+            if crossing.producer >= last or crossing.consumers[-1] < first:
+                continue
+            readers = [b for b in crossing.consumers if first <= b < last]
+            if _stays(crossing, first, last):
+                saved[min(b for b in crossing.saved_by if b >= first) - first] += size
+            if crossing.needs_grad and readers:  # its gradient is made by its last reader, and used up by its maker
+                flowing[max(crossing.producer - first, 0)] += size
+                flowing[readers[-1] + 1 - first] -= size
+        gradients = [0] * len(saved)  # from the last block on
+        for parameter in self.profile.parameters_of(first, last):
+            if parameter.trainable:
+                gradients[max(b for b in parameter.blocks if b < last) - first] += parameter.bytes
+        there = list(accumulate(reversed(gradients)))[::-1]
+        blocks = range(first, last)
+        return [
+            Moment(b, kept, there[0] if adds else made, passing + self.one_block(b, adds))
+            for b, kept, made, passing in zip(blocks, accumulate(saved), there, accumulate(flowing), strict=False)
+        ]
+
+    def _over(self, first: int, last: int) -> tuple[int, int]:
+        key = first, last
+        if key not in self._forward:
+            alive = [*self.saved[first:last], 0]
+            outgoing = 0  # stays as well, and is not counted here
+            for crossing, size in zip(self.profile.crossings, self.size, strict=True):
+                if not first <= crossing.producer < last:
+                    continue
+                alive[crossing.producer - first] += size
+                if crossing.consumers[-1] >= last:
+                    outgoing += size
+                elif not _stays(crossing, first, last):
+                    alive[crossing.consumers[-1] + 1 - first] -= size
+            levels = list(accumulate(alive))
+            most = max(level + extra for level, extra in zip(levels, self.forward_workspace[first:last], strict=False))
+            self._forward[key] = levels[-1] - outgoing, most - levels[-1]
+        return self._forward[key]
 
 
-def update_footprint(profile: Profile, first: int, last: int) -> int:
-    """What is alive during the optimizer's step beside weights, optimizer state and buffers."""
-    gradients = sum(p.bytes for p in profile.parameters_of(first, last) if p.trainable)
-    return gradients + round(sum(block.update_workspace_bytes for block in profile.blocks[first:last]))
+def footprints(profile: Profile, samples: int) -> Footprints:
+    """The footprints of a profile for so many samples, kept with it."""
+    known: dict[int, Footprints] = profile.known_footprints
+    if samples not in known:
+        known[samples] = Footprints(profile, samples)
+    return known[samples]
 
 
-def _bytes(crossing: Crossing, samples: int) -> int:
-    return round(crossing.bytes_per_sample * samples) + crossing.fixed_bytes
+def worst(moments: list[Moment]) -> Moment:
+    """The moment with most bytes; of equal ones the one that comes first on the way back."""
+    return max(reversed(moments), key=lambda moment: moment.bytes)
+
+
+def update_workspace(profile: Profile, first: int, last: int) -> int:
+    """Extra bytes at the worst moment of the optimizer's step for some blocks.
+
+    An optimizer that goes from tensor to tensor needs no more for all blocks than for the largest (`update_adds` is
+    0), one that works on all tensors at once what all of them need together (1).
+    """
+    sizes = [block.update_workspace_bytes for block in profile.blocks[first:last]]
+    most = max(sizes)
+    return round(most + profile.update_adds * (sum(sizes) - most))
+
+
+def _stays(crossing: Crossing, first: int, last: int) -> bool:
+    """Whether what passes between blocks of a stage is needed by their backward. (What leaves the stage is kept by
+    whoever sends it.)"""
+    return first <= crossing.producer and crossing.consumers[-1] < last and any(b >= first for b in crossing.saved_by)

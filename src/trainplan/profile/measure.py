@@ -218,7 +218,7 @@ def _rounds(chain: InChain, sizes: list[int], repeats: int | None, seconds: floa
 
 def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: list[int], verified: bool) -> Profile:
     readings, base, traced = subject.readings, prepared.base, prepared.trace
-    updates, workspace = _updates(subject, wholes), _update_workspace(subject)
+    updates, (workspace, update_adds) = _updates(subject, wholes), _update_workspace(subject)
     added = _accumulation(subject, base)
     blocks = []
     for index, block in enumerate(base.blocks):
@@ -251,6 +251,7 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
         compiled=subject.compile_options is not None,
         optimizer=subject.optimizer,
         state_bytes_per_parameter=subject.state_bytes / trained if trained else 0.0,
+        update_adds=update_adds,
         samples=tuple(sizes),
         blocks=tuple(blocks),
         crossings=tuple(replace(c, saved_by=subject.saved_by.get(c.name, ())) for c in base.crossings),
@@ -296,14 +297,12 @@ def _updates(subject: Subject, wholes: list[int]) -> list[tuple[float, float]]:
     return [(run * factor, issue * factor) for run, issue in found]
 
 
-def _update_workspace(subject: Subject) -> list[float]:
-    """Extra bytes of the optimizer's step for each block, scaled to add up to those of the step for all parameters.
-
-    (An optimizer that goes from tensor to tensor needs no more for all of them than for the largest.)
-    """
+def _update_workspace(subject: Subject) -> tuple[list[float], float]:
+    """Extra bytes of the optimizer's step for each block alone, and what share of them adds up in a step for all."""
     found = [float(subject.update_workspace.get(index, 0)) for index in subject.blocks]
-    whole = subject.update_workspace.get(None, sum(found))
-    return [size * whole / sum(found) if sum(found) else 0.0 for size in found]
+    most, total = max(found), sum(found)
+    whole = subject.update_workspace.get(None, total)
+    return found, min(max((whole - most) / (total - most), 0.0), 1.0) if total > most else 1.0
 
 
 def _accumulation(subject: Subject, base: Profile) -> list[float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class Block:
     saved_bytes: Floats
     forward_workspace_bytes: Floats
     backward_workspace_bytes: Floats
-    update_workspace_bytes: float = 0.0  # extra bytes alive at the worst moment of the optimizer step
+    update_workspace_bytes: float = 0.0  # extra bytes alive at the worst moment of a step for its parameters alone
     buffer_bytes: int = 0
     random: bool = False  # draws random numbers in forward (dropout): is seeded before it runs
     # Backward in two parts, where it was asked for: gradient of the input, gradient of the weights.
@@ -66,6 +66,14 @@ class Crossing:
     fixed_bytes: int = 0  # does not grow with the batch
     needs_grad: bool = True  # a gradient of the same size flows back
     saved_by: tuple[int, ...] = ()  # blocks whose backward needs it
+
+    def bytes(self, samples: int) -> int:
+        """Bytes of it for a micro-batch.
+
+        >>> Crossing("h", 0, (1,), bytes_per_sample=4.0, fixed_bytes=3).bytes(samples=2)
+        11
+        """
+        return round(self.bytes_per_sample * samples) + self.fixed_bytes
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,9 @@ class Profile:
     mean_over: str = "samples"
     clip_norm: float = 0.0
     whole: tuple[WholeStep, ...] = ()
+    # A step for several blocks needs the workspace of the largest of them, and this share of the others': 0 where the
+    # optimizer goes from tensor to tensor, 1 where it works on all of them at once.
+    update_adds: float = 1.0
 
     def __post_init__(self) -> None:
         sizes = len(self.samples)
@@ -175,6 +186,11 @@ class Profile:
     def parameters_of(self, first: int, last: int) -> tuple[Parameter, ...]:
         """The parameters that blocks first ≤ b < last use, in order of gradient arrival."""
         return tuple(p for p in self.parameters if any(first <= block < last for block in p.blocks))
+
+    @cached_property
+    def known_footprints(self) -> dict[int, Any]:
+        """By samples, what `footprint.footprints` has worked out."""
+        return {}
 
     # -- files --------------------------------------------------------------------------------------------------
 

@@ -138,6 +138,7 @@ class Builder:
             resource_peer=column([peer for _, _, peer in resources]),
             value_kind=np.array(self.value_kind, dtype=np.uint8), value_bytes=column(self.value_bytes),
             value_rank=column(self.value_rank), value_maker=column(self.value_maker), value_end=column(self.value_end),
+            value_late=np.zeros(len(self.value_kind), bool), value_early=np.zeros(len(self.value_kind), bool),
             classes=tuple(classes), groups=tuple(self.groups), policy=tuple(int(p) for p in self.policies),
             priority=column(self.priorities), staleness=self.staleness, title=self.title,
         )  # fmt: skip

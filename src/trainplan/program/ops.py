@@ -53,11 +53,12 @@ class Value(IntEnum):
     OPTIMIZER = 2
     BUFFERS = 3  # running statistics
     SAVED = 4  # activations kept for backward
-    BOUNDARY = 5  # activations and gradients that cross stages
+    BOUNDARY = 5  # activations and gradients that cross stages (or blocks that are recomputed)
     WORKSPACE = 6  # alive only while one operation runs
     INPUT = 7  # the batch itself
     MESSAGE = 8  # in flight: on no rank
     TOKEN = 9  # no bytes: a fact that another operation waits for
+    COMMUNICATION = 10  # buffers of receives that are posted ahead, and copies that are exchanged
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,10 @@ class Program:
     value_rank: Ints  # where it is; -1: in flight
     value_maker: Ints  # -1: there from the start
     value_end: Ints  # the operation that frees it when it ends; -1: stays
+    # A long operation makes and frees values on its way, and they need not all be there at its worst moment. A late
+    # value counts only from the end of its maker on, an early one only until the operation that frees it starts.
+    value_late: Bools
+    value_early: Bools
     # -- tables
     classes: tuple[CostClass, ...]
     groups: tuple[tuple[int, ...], ...] = ()

@@ -53,7 +53,12 @@ class Bounds:
         """The worst rank of any plan with this sketch needs at least as much."""
         ranges = self.tables.at(min(self._sizes(sketch)), sketch.recompute)
         held = sketch.micro if sketch.schedule == "gpipe" else 1
-        return float(self.tables.states[0, -1] + held * ranges.kept) / sketch.pp
+        # Before the first backward pass the gradients are not there, unless buckets keep them; after it one
+        # micro-batch less is, unless the next ones come only then.
+        before = self.tables.states if sketch.dp > 1 else self.tables.lasting
+        still = held - 1 if held == sketch.micro else held
+        needs = before[0, -1] + held * ranges.kept, self.tables.states[0, -1] + still * ranges.kept
+        return float(max(needs)) / sketch.pp
 
     def _through(self, size: int, recompute: str) -> float:
         return float(self.tables.at(size, recompute).seconds.sum())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainplan.profile.profile import Crossing, Profile
+from trainplan.profile.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,6 @@ def edges(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Edge]:
     ]
 
 
-def bytes_of(crossing: Crossing, samples: int) -> int:
-    """Bytes of a crossing for a micro-batch.
-
-    >>> bytes_of(Crossing("h", 0, (1,), bytes_per_sample=4.0, fixed_bytes=3), samples=2)
-    11
-    """
-    return round(crossing.bytes_per_sample * samples) + crossing.fixed_bytes
-
-
 def message_bytes(profile: Profile, numbers: tuple[int, ...], samples: int) -> int:
     """Bytes of some crossings together."""
-    return sum(bytes_of(profile.crossings[n], samples) for n in numbers)
+    return sum(profile.crossings[n].bytes(samples) for n in numbers)

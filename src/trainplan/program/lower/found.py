@@ -9,7 +9,7 @@ import numpy as np
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Table
 from trainplan.program.ops import Kind
-from trainplan.program.program import Ints
+from trainplan.program.program import Bools, Ints
 
 
 class Found:
@@ -21,6 +21,7 @@ class Found:
 
     def __init__(self, layout: Layout, steps: int, table: Table, row: Ints, micro: Ints, step: Ints) -> None:
         self.layout, self.steps = layout, steps
+        self.kind, self.rank, self.step = table.kind[row], table.rank[row], step  # of every operation
         plan = layout.plan
         self.places = len(layout.replicas) * steps * plan.micro
         # Rows of several replicas, or of several bodies, are the same operation for other places.
@@ -52,6 +53,15 @@ class Found:
             return whole
         cut = self.ops(Kind.B, stages, units=[max(0, len(layout.buckets[stage]) - 1) for stage in stages])
         return np.where(cut >= 0, cut, whole)
+
+    def adds(self, stages: Sequence[int]) -> Bools:
+        """Whether the backward pass of every place finds gradients that it adds to; the first of a step does where
+        buckets keep them."""
+        begin = self.passes(self.backward(stages, final=False))
+        first = begin == begin.min(axis=2, keepdims=True)
+        if self.layout.plan.dp > 1 and not self.layout.gathers:
+            first[:] = False
+        return np.asarray(~first.reshape(len(stages), self.places))
 
     def once(self, kind: Kind, stages: Sequence[int], units: Sequence[int] = ()) -> Ints:
         """Of operations that come once a step: a column for each (replica, step)."""

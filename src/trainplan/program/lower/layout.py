@@ -106,6 +106,15 @@ class Layout:
         """Pure data parallelism: torch's DDP runs it, and we watch."""
         return self.plan.dp > 1 and self.plan.pp == 1 and not self.recomputes and self.plan.overlap == "on"
 
+    @property
+    def gathers(self) -> bool:
+        """Whether gradients of passes before the last are gathered beside the buckets: that is how DDP does it."""
+        return self.observed and self.plan.micro > 1
+
+    def is_tied(self, parameter: Parameter) -> bool:
+        """Whether several stages hold it."""
+        return len({self.stage_of[block] for block in parameter.blocks}) > 1
+
     def rank(self, replica: int, stage: int) -> int:
         """The rank of the cluster."""
         return self.plan.rank(replica, stage)

@@ -57,7 +57,8 @@ def lower(
         waits=_waits(table.kind, layout.backend, plan.overlap)[row], lists=Ragged(lists.start, numbers.op),
         holds=holds, reads=made.reads, resource_lane=lanes, resource_rank=owners, resource_peer=peers,
         value_kind=made.kind, value_bytes=made.bytes, value_rank=made.rank, value_maker=made.maker,
-        value_end=made.end, classes=classes, groups=numbers.groups, replicas=plan.dp if fold else 1, title=text(plan),
+        value_end=made.end, value_late=made.late, value_early=made.early, classes=classes, groups=numbers.groups,
+        replicas=plan.dp if fold else 1, title=text(plan),
     )  # fmt: skip
 
 

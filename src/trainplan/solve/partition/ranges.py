@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from trainplan.profile.profile import Profile
-from trainplan.program.lower.edges import bytes_of
+from trainplan.program.lower.backend import RECEIVES_AHEAD
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,11 +29,12 @@ class Ranges:
     traffic: Floats  # bytes that cross the cut after each block, there and back
     fixed: Floats  # [i, j] bytes of a stage beside what is in flight and the batch itself
     each: Floats  # [i, j] bytes of every micro-batch in flight
+    step: Floats  # [i, j] bytes at the optimizer's step
     kept: float  # bytes that a micro-batch leaves inside all blocks for backward, wherever they are cut
 
     def need(self, stage: int, in_flight: Sequence[int], batch_bytes: float = 0.0) -> Floats:
-        """[i, j]: bytes of a stage that holds these blocks; the first one holds the batch too."""
-        return self.fixed + in_flight[stage] * self.each + (batch_bytes if stage == 0 else 0.0)
+        """[i, j]: bytes of a stage that holds these blocks, and the batch."""
+        return np.maximum(self.fixed + in_flight[stage] * self.each, self.step) + batch_bytes
 
     def allowed(self, in_flight: Sequence[int], limit: float, batch_bytes: float = 0.0) -> NDArray[np.bool_]:
         """[stage, i, j]: whether a stage with so many micro-batches in flight stays within the limit."""
@@ -45,7 +46,8 @@ class Tables:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self.states = _states(profile)
+        self.states = _states(profile, gradients=True)
+        self.lasting = _states(profile, gradients=False)  # from step to step
         self._known: dict[tuple[int, bool], Ranges] = {}
 
     def at(self, samples: int, recompute: str = "none") -> Ranges:
@@ -74,39 +76,52 @@ def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) ->
 
     forward, backward, saved = per_block("forward_s"), per_block("backward_s"), per_block("saved_bytes")
     crossings = profile.crossings
-    size = np.array([bytes_of(c, samples) for c in crossings], dtype=np.float64)
+    size = np.array([c.bytes(samples) for c in crossings], dtype=np.float64)
     both = size * np.array([2.0 if c.needs_grad else 1.0 for c in crossings])  # the gradient comes back
     made = np.array([c.producer for c in crossings], dtype=np.int64)
     readers = [c.consumers for c in crossings]
-    # What comes in stays until its backward pass; what is made here stays where backward needs it, and with
-    # recomputation where any block reads it.
-    each = _where_read(blocks, made + 1, np.full(len(made), blocks), readers, size)
-    keepers = readers if recomputes else [c.saved_by for c in crossings]
-    each += _where_read(blocks, np.zeros_like(made), made + 1, keepers, size)
-    # One of each at a time: what is handed on, its gradient, and the gradient that is given back.
-    fixed = states + _where_read(blocks, made + 1, np.full(len(made), blocks), readers, both - size)
-    traffic = np.zeros(blocks + 1)
-    for c, bytes_ in zip(crossings, both, strict=True):
-        traffic[c.producer : c.consumers[-1]] += bytes_
-        fixed[: c.producer + 1, c.producer + 1 : c.consumers[-1] + 1] += bytes_
+    # What comes in stays until its backward pass, and so does what goes out; what is made and read here stays where
+    # backward needs it, and with recomputation in any case.
+    incoming, returned = (
+        _where_read(blocks, made + 1, np.full(len(made), blocks), readers, part) for part in (size, both - size)
+    )
+    own = np.zeros(blocks)  # what each block makes for others
+    np.add.at(own, made, size)
+    if recomputes:
+        here = _sums(own)
+    else:
+        needed = [c.consumers[-1:] if c.saved_by else () for c in crossings]
+        here = _where_read(blocks, np.zeros_like(made), made + 1, needed, size)
+    back, traffic = np.zeros_like(here), np.zeros(blocks + 1)
+    for c, there, both_ways in zip(crossings, size, both, strict=True):
+        traffic[c.producer : c.consumers[-1]] += both_ways
+        leaves = slice(c.producer + 1), slice(c.producer + 1, c.consumers[-1] + 1)
+        here[leaves] += 0.0 if recomputes else there
+        back[leaves] += both_ways - there
+    each = incoming + here
+    # The gradient that comes back, one that is given back and one that is not taken yet, and receives posted ahead.
+    fixed = states + back + 2 * returned + RECEIVES_AHEAD * np.maximum(incoming, back)
     fixed += _largest(np.maximum(per_block("forward_workspace_bytes"), per_block("backward_workspace_bytes")))
-    if recomputes:  # one block at a time is whole
-        returned = list(zip(crossings, both - size, strict=True))
-        handed = [sum(g for c, g in returned if c.producer < block <= c.consumers[-1]) for block in range(blocks)]
-        fixed += _largest(saved) + _largest(np.array(handed))
-        return Ranges(2 * forward + backward, traffic[:blocks], fixed, each, kept=0.0)
-    return Ranges(forward + backward, traffic[:blocks], fixed, each + _sums(saved), kept=float(saved.sum()))
+    update = np.array([block.update_workspace_bytes for block in profile.blocks])
+    step = states + _largest(update) + profile.update_adds * (_sums(update) - _largest(update))
+    flows = list(zip(crossings, both - size, strict=True))
+    handed = [sum(g for c, g in flows if c.producer < block <= c.consumers[-1]) for block in range(blocks)]
+    fixed += _largest(np.array(handed, dtype=np.float64))
+    if recomputes:  # one block at a time is whole, with a second copy of what it hands on
+        fixed += _largest(saved + own)
+        return Ranges(2 * forward + backward, traffic[:blocks], fixed, each, step, kept=0.0)
+    return Ranges(forward + backward, traffic[:blocks], fixed, each + _sums(saved), step, kept=float(saved.sum()))
 
 
-def _states(profile: Profile) -> Floats:
-    """Weights, gradients, optimizer state and running statistics. Tied weights count once in a stage."""
+def _states(profile: Profile, gradients: bool) -> Floats:
+    """Weights, optimizer state, running statistics, and gradients. Tied weights count once in a stage."""
     blocks = len(profile.blocks)
     users = [tuple(sorted(p.blocks)) for p in profile.parameters]
     kept = profile.state_bytes_per_parameter
-    size = np.array([p.bytes + (p.bytes + p.count * kept) * p.trainable for p in profile.parameters], dtype=np.float64)
+    size = [p.bytes + (p.bytes * gradients + p.count * kept) * p.trainable for p in profile.parameters]
     last = np.array([u[-1] + 1 for u in users], dtype=np.int64)
     buffers = _sums(np.array([float(block.buffer_bytes) for block in profile.blocks]))
-    return buffers + _where_read(blocks, np.zeros_like(last), last, users, size)
+    return buffers + _where_read(blocks, np.zeros_like(last), last, users, np.array(size, dtype=np.float64))
 
 
 def _where_read(blocks: int, low: Ints, high: Ints, readers: Sequence[tuple[int, ...]], size: Floats) -> Floats:

@@ -1,0 +1,121 @@
+"""Memory of passes: what forward leaves for backward, and what either needs while it runs.
+
+A backward pass is one operation (or one for each gradient bucket), and a long one: what was saved goes while it runs.
+So of what it frees only what is there at its worst moment counts until its end (`profile.footprint`); the rest counts
+until its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from trainplan.profile.footprint import Moment, footprints, worst
+from trainplan.profile.profile import Crossing
+from trainplan.program.lower.found import Found
+from trainplan.program.lower.ledger import Ledger
+from trainplan.program.ops import Kind, Value
+from trainplan.program.program import Ints
+
+
+def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
+    """Without recomputation."""
+    layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds
+    stages = range(layout.plan.pp)
+    forward, begin, final = found.ops(Kind.F, stages), found.backward(stages, False), found.backward(stages, True)
+    extra = found.by_size(lambda s, n: footprints(profile, n).forward_extra(*bounds[s]), len(stages))
+    ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
+    kept = found.by_size(lambda s, n: footprints(profile, n).kept(*bounds[s]), len(stages))
+    adds = found.adds(stages)
+
+    def at_worst(part: Callable[[Moment], int]) -> Ints:
+        """Of every pass, at its worst moment."""
+
+        def table(adding: bool) -> Ints:
+            moments = lambda s, n: footprints(profile, n).backward(*bounds[s], adding)  # noqa: E731
+            return found.by_size(lambda s, n: part(worst(moments(s, n))), len(stages))
+
+        return table(True) if adds.all() else np.where(adds, table(True), table(False))
+
+    there, passing = at_worst(lambda m: m.saved), at_worst(lambda m: m.passing)
+    cut = begin != final
+    for stage in np.flatnonzero(cut.any(axis=1)).tolist():
+        there[stage, cut[stage]] = _in_pieces(ledger, found, homes[stage], stage, forward[stage], kept[stage])[
+            cut[stage]
+        ]
+    # The value that the engine keeps the graph under comes first.
+    ledger.add(Value.SAVED, there, homes, forward, final, (begin, np.where(cut, final, -1)))
+    whole = np.where(cut, -1, begin)
+    ledger.add_some(Value.SAVED, kept - there, homes, np.where(cut, -1, forward), whole, early=True)
+    ledger.add_some(Value.WORKSPACE, passing, homes, whole, whole)
+
+
+def _in_pieces(ledger: Ledger, found: Found, home: Ints, stage: int, forward: Ints, kept: Ints) -> Ints:
+    """A pass that is cut where buckets become ready: each piece frees what the blocks that it goes through saved.
+
+    Gives what is left at the worst moment of the last piece.
+    """
+    layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds[stage]
+    lowest = np.minimum.accumulate([bucket.block for bucket in layout.buckets[stage]])
+    lowest[-1] = bounds[0]
+    highest = np.concatenate([[bounds[1] - 1], lowest[:-1]])
+    pieces = range(len(lowest))
+
+    def at(part: Callable[[Moment], int]) -> Ints:
+        def of(piece: int, samples: int) -> int:
+            moments = footprints(profile, samples).backward(*bounds, adds=True)
+            return part(worst(moments[lowest[piece] - bounds[0] : highest[piece] - bounds[0] + 1]))
+
+        return found.by_size(of, len(pieces))
+
+    ops = found.ops(Kind.B, [stage] * len(pieces), units=pieces)
+    ops[:, ops[-1] < 0] = -1  # passes in one piece
+    saved = at(lambda m: m.saved)
+    gone = np.concatenate([kept[None], saved[:-1]]) - saved
+    maker = np.where(ops >= 0, forward, -1)
+    ledger.add_some(Value.SAVED, gone, home, maker, ops, early=True)
+    ledger.add_some(Value.WORKSPACE, at(lambda m: m.passing), home, ops, ops)
+    return np.asarray(saved[-1])
+
+
+def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
+    """The forward pass keeps what each block reads; R makes the rest again, for the backward of one block."""
+    layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds
+    blocks, stages = layout.blocks, layout.stage_of
+    kept: list[list[Crossing]] = [[] for _ in blocks]  # what a block is the first to read: its backward is the last
+    made: list[list[Crossing]] = [[] for _ in blocks]
+    flows: list[tuple[Crossing, int, int]] = []  # gradients within a stage: from the last reader's backward, to …
+    for c in profile.crossings:
+        made[c.producer].append(c)
+        readers = [block for block in c.consumers if stages[block] == stages[c.producer]]
+        if readers:
+            kept[readers[0]].append(c)
+        for stage in sorted({stages[block] for block in c.consumers}) if c.needs_grad else ():
+            last = max(block for block in c.consumers if stages[block] == stage)
+            flows.append((c, last, c.producer if stage == stages[c.producer] else bounds[stage][0]))
+    home = homes[stages]
+    again, back = found.ops(Kind.R, stages, units=blocks), found.ops(Kind.B, stages, units=blocks)
+    inputs = found.by_size(lambda b, n: sum(c.bytes(n) for c in kept[b]), len(blocks))
+    ledger.add(Value.SAVED, inputs, home, found.ops(Kind.F, stages), back, (again, back))
+
+    def inside(block: int, samples: int) -> int:
+        return footprints(profile, samples).saved[block] + sum(c.bytes(samples) for c in made[block])
+
+    ledger.add(Value.SAVED, found.by_size(inside, len(blocks)), home, again, back, (back,))
+    if flows:
+        start, end = back[[last for _, last, _ in flows]], back[[until for _, _, until in flows]]
+        size = found.by_size(lambda f, n: flows[f][0].bytes(n), len(flows))
+        ledger.add(
+            Value.BOUNDARY, size, home[[last for _, last, _ in flows]], start, end, (np.where(end != start, end, -1),)
+        )  # fmt: skip
+    forward = found.ops(Kind.F, range(layout.plan.pp))
+    extra = found.by_size(lambda s, n: footprints(profile, n).forward_alone_extra(*bounds[s]), layout.plan.pp)
+    ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
+    workspace = found.by_size(lambda b, n: footprints(profile, n).forward_workspace[b], len(blocks))
+    ledger.add_some(Value.WORKSPACE, workspace, home, again, again)
+    first, later = (
+        found.by_size(lambda b, n, adds=adds: footprints(profile, n).one_block(b, adds), len(blocks))  # type: ignore[misc]
+        for adds in (False, True)
+    )
+    ledger.add_some(Value.WORKSPACE, np.where(found.adds(stages), later, first), home, back, back)

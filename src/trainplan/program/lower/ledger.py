@@ -1,0 +1,98 @@
+"""Values as the passes of lowering find them, whole arrays at a time, joined once at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from trainplan.program.ops import Value
+from trainplan.program.program import Bools, Ints, Ragged
+
+
+@dataclass(frozen=True)
+class Values:
+    """The value columns of a program, and who reads them."""
+
+    kind: NDArray[np.uint8]
+    bytes: Ints
+    rank: Ints
+    maker: Ints
+    end: Ints
+    late: Bools
+    early: Bools
+    reads: Ragged
+
+
+@dataclass
+class Ledger:
+    """Values in pieces. All arrays of one `add` have the shape of `maker`, or are stretched to it."""
+
+    count: int = 0
+    kinds: list[NDArray[np.uint8]] = field(default_factory=list)
+    sizes: list[Ints] = field(default_factory=list)
+    ranks: list[Ints] = field(default_factory=list)
+    makers: list[Ints] = field(default_factory=list)
+    ends: list[Ints] = field(default_factory=list)
+    lates: list[Bools] = field(default_factory=list)
+    earlies: list[Bools] = field(default_factory=list)
+    readers: list[Ints] = field(default_factory=list)
+    read: list[Ints] = field(default_factory=list)
+
+    def add(
+        self, kind: Value, size: Ints | int, rank: Ints | int, maker: Ints, end: Ints, readers: tuple[Ints, ...] = (),
+        late: bool = False, early: bool = False,
+    ) -> Ints:  # fmt: skip
+        """One value for each entry of `maker`, and its number. Of `late` and `early` see `Program.value_late`."""
+        numbers = np.arange(self.count, self.count + maker.size).reshape(maker.shape)
+        self.count += maker.size
+        self.kinds.append(np.full(maker.size, kind, dtype=np.uint8))
+        self.sizes.append(np.broadcast_to(np.asarray(size, dtype=np.int64), maker.shape).ravel())
+        self.ranks.append(np.broadcast_to(np.asarray(rank, dtype=np.int64), maker.shape).ravel())
+        self.makers.append(maker.ravel())
+        self.ends.append(end.ravel())
+        self.lates.append(np.full(maker.size, late))
+        self.earlies.append(np.full(maker.size, early))
+        for reader in readers:
+            self.reads(reader, numbers)
+        return numbers
+
+    def add_some(
+        self, kind: Value, size: Ints, rank: Ints, maker: Ints, end: Ints, late: bool = False, early: bool = False
+    ) -> None:
+        """The same for values that are nothing but memory: where there are no bytes, or no maker, there is none."""
+        size, rank, end = (np.broadcast_to(column, maker.shape) for column in (size, rank, end))
+        some = (maker >= 0) & (size > 0)
+        self.add(kind, size[some], rank[some], maker[some], end[some], late=late, early=early)
+
+    def reads(self, reader: Ints, numbers: Ints) -> None:
+        """Operations that read values; -1: nobody does."""
+        self.readers.append(reader.ravel())
+        self.read.append(numbers.ravel())
+
+    def close(self, ops: int) -> Values:
+        start, items = _group(np.concatenate(self.readers), np.concatenate(self.read), ops)
+        return Values(
+            np.concatenate(self.kinds), np.concatenate(self.sizes), np.concatenate(self.ranks),
+            np.concatenate(self.makers), np.concatenate(self.ends), np.concatenate(self.lates),
+            np.concatenate(self.earlies), Ragged(start, items),
+        )  # fmt: skip
+
+
+@njit(cache=True)
+def _group(owner: Ints, item: Ints, owners: int) -> tuple[Ints, Ints]:
+    """Items by owner, as a ragged array: a counting sort."""
+    start = np.zeros(owners + 2, np.int64)
+    for k in range(len(owner)):
+        if owner[k] >= 0:
+            start[owner[k] + 2] += 1
+    for o in range(owners):
+        start[o + 2] += start[o + 1]
+    items = np.empty(start[owners + 1], np.int64)
+    for k in range(len(owner)):
+        if owner[k] >= 0:
+            items[start[owner[k] + 1]] = item[k]
+            start[owner[k] + 1] += 1
+    return start[: owners + 1], items

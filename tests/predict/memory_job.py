@@ -1,0 +1,113 @@
+"""What worker processes run in test_memory.py: real steps of the engine, with the allocator watched."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.profiling.models import of
+from trainplan.engine.trainer import Trainer
+from trainplan.plan.plan import Plan
+from trainplan.profile.capture.captured import Captured, capture
+from trainplan.profile.capture.tensors import values_of
+from trainplan.profile.memory import watch
+from trainplan.profile.update import state_bytes
+from trainplan.workload.batch import tensors
+from trainplan.workload.load import load
+from trainplan.workload.workload import Workload
+
+WARM_UP = 2  # the first step makes the optimizer's state, before the second DDP makes its buckets
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Bytes of one rank."""
+
+    start: int  # before the step
+    ops: list[tuple[str, int, int]]  # of every operation in order: most bytes while it runs, bytes after it
+
+
+def mlp() -> Workload:
+    """More weights than activations, of which half are in place."""
+    layers = [layer for _ in range(5) for layer in (nn.Linear(192, 192), nn.ReLU())]
+    return of(nn.Sequential(*layers, nn.Linear(192, 4)), (192,), optimizer="adamw", batch=64)
+
+
+@cache
+def built(name: str) -> tuple[Workload, nn.Module, Captured]:
+    workload = mlp() if name == "mlp" else load(name)
+    torch.manual_seed(0)
+    model = workload.build()
+    return workload, model, capture(model, workload.inputs(2, 0), workload.loss)
+
+
+def _trainer(name: str, plan: Plan) -> Trainer:
+    workload, model, captured = built(name)
+    values = {key: _copy(value) for key, value in values_of(model).items()}
+    return Trainer(plan, workload, captured, lambda names: values)
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    copied = value.detach().clone()
+    return nn.Parameter(copied, value.requires_grad) if isinstance(value, nn.Parameter) else copied
+
+
+def _close(trainer: Trainer) -> None:
+    if trainer.plan.world > 1:
+        dist.barrier()
+        trainer.close()
+
+
+def track(rank: int, world: int, name: str, plan: Plan, batch: int) -> Seen:
+    """Train a few steps; the memory of the last one, operation by operation."""
+    trainer = _trainer(name, plan)
+    data = trainer.workload.inputs(batch, 0)
+    for _ in range(WARM_UP):
+        trainer.step(data)
+    runner = trainer._runner(batch)
+    run, names = runner._run, []
+    with watch(CPU) as seen:
+
+        def watched(place, state):
+            names.append(runner.program.name(runner.list[place].op))
+            with seen.part(f"{len(names) - 1}"):
+                return run(place, state)
+
+        runner._run = watched
+        with seen.part("before"):
+            torch.zeros(1)
+        trainer.step(data)
+    lasting = [*trainer.stage.parameters(), *trainer.stage.buffers()]
+    own = trainer._own(data, batch, already=False)
+    start = sum(t.nbytes for t in [*lasting, *tensors(own).values()]) + state_bytes(trainer.part.optimizer)
+    if plan.dp > 1:  # buckets, ours or DDP's
+        start += sum(p.nbytes for p in trainer.stage.parameters() if p.requires_grad)
+    base = seen.levels["before"].start
+    levels = [seen.levels[str(number)] for number in range(len(names))]
+    _close(trainer)
+    return Seen(
+        start, [(n, start + at.peak - base, start + at.end - base) for n, at in zip(names, levels, strict=True)]
+    )
+
+
+def growth(rank: int, world: int, name: str, plan: Plan, batch: int) -> int:
+    """How many more bytes there are after four steps than after one. Nothing is collected meanwhile."""
+    trainer = _trainer(name, plan)
+    data = trainer.workload.inputs(batch, 0)
+    for _ in range(WARM_UP):
+        trainer.step(data)
+    gc.collect()
+    gc.disable()
+    with watch(CPU) as seen:
+        for step in range(4):
+            with seen.part(str(step)):
+                trainer.step(data)
+    gc.enable()
+    _close(trainer)
+    return seen.levels["3"].end - seen.levels["0"].end

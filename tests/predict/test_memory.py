@@ -1,0 +1,105 @@
+"""Predicted memory against the allocator's account of real steps, in real processes, operation by operation."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.predict import memory_job
+from trainplan.bench.pool import pool
+from trainplan.plan.plan import Plan, plan
+from trainplan.predict.clock import play
+from trainplan.predict.memory import Track, peaks, tracks
+from trainplan.profile.measure import measure
+from trainplan.profile.profile import Profile
+from trainplan.program.lower import lower
+from trainplan.program.program import Program
+
+# model → batch, micro-batch sizes of the profile, the first block of the second stage
+MODELS = {
+    "mlp": (64, (8, 32, 64), 3),
+    "resnet18:cifar10": (4, (1, 2, 4), 4),
+    "gpt:layers=2,hidden=64,heads=4,seq=64,vocab=500": (8, (1, 4, 8), 2),
+}
+PLANS = {
+    "single": {},
+    "accumulate": {"micro": 4},
+    "recompute": {"micro": 2, "recompute": "full"},
+    "gpipe": {"pp": 2, "micro": 4, "schedule": "gpipe"},
+    "1f1b": {"pp": 2, "micro": 4, "schedule": "1f1b"},
+    "1f1b, recompute": {"pp": 2, "micro": 4, "schedule": "1f1b", "recompute": "full"},
+    "ddp": {"dp": 2, "bucket": 2**18},
+    "ddp, accumulate": {"dp": 2, "micro": 2, "bucket": 2**18},
+}
+# Beyond the smallest model one of each kind: what differs there are the blocks, not the plans.
+ENOUGH = ("single", "accumulate", "gpipe", "1f1b, recompute")
+CASES = [(model, choices) for model in MODELS for choices in (PLANS if model == "mlp" else ENOUGH)]
+
+
+@cache
+def profiled(name: str) -> Profile:
+    workload, _, _ = memory_job.built(name)
+    return measure(workload, samples=MODELS[name][1], repeats=1, verify=False)
+
+
+def planned(name: str, choices: dict) -> Plan:
+    stages = {"stages": (MODELS[name][2],)} if "pp" in choices else {}
+    return plan(blocks=len(profiled(name).blocks), **stages, **choices)
+
+
+def ranks(function, name: str, chosen: Plan) -> list:
+    batch = MODELS[name][0]
+    if chosen.world == 1:
+        return [function(0, 1, name, chosen, batch)]
+    return pool(chosen.world).run(function, name, chosen, batch)
+
+
+@pytest.mark.parametrize(("name", "choices"), CASES, ids=[f"{m.split(':')[0]}-{p}" for m, p in CASES])
+def test_memory_of_real_steps(name: str, choices: str) -> None:
+    chosen = planned(name, PLANS[choices])
+    program = lower(chosen, profiled(name), MODELS[name][0])
+    played = play(program, np.ones(len(program)))
+    for rank, seen in enumerate(ranks(memory_job.track, name, chosen)):
+        peak, track = peaks(played)[rank], tracks(played)[rank]
+        most = max(bytes_ for _, bytes_, _ in seen.ops)
+        assert peak.bytes == pytest.approx(most, rel=0.05), peak
+        assert int(track.start.sum()) == pytest.approx(seen.start, rel=0.001)
+        left = levels_after(program, track)
+        places = {program.name(op): place for place, op in enumerate(program.lists.row(rank))}
+        # One call of the engine may be several operations of the program: the last of them says what is left.
+        following = [*(places[op] for op, _, _ in seen.ops[1:]), len(left)]
+        for (op, _, after), place in zip(seen.ops, following, strict=True):
+            if "REDUCE_GRAD" in op:
+                break  # the thread that ends a sum gives its memory back, and is not watched
+            assert left[place - 1] == pytest.approx(after, abs=0.02 * most), f"after {op} on rank {rank}"
+
+
+def levels_after(program: Program, track: Track) -> list[int]:
+    """Bytes on a rank after each operation of its list."""
+    ends = dict(zip(track.op.tolist(), track.level.tolist(), strict=True))
+    level, found = int(track.start.sum()), []
+    for op in program.lists.row(track.rank).tolist():
+        level = ends.get(op, level)
+        found.append(level)
+    return found
+
+
+def test_what_was_sent_does_not_pile_up() -> None:
+    """When all micro-batches of 1F1B are through, a rank has its gradients and at most a few messages."""
+    chosen = planned("mlp", {"pp": 2, "micro": 32, "schedule": "1f1b"})
+    program = lower(chosen, profiled("mlp"), MODELS["mlp"][0])
+    for seen, (first, last) in zip(ranks(memory_job.track, "mlp", chosen), chosen.bounds, strict=True):
+        *_, (_, _, left), (step, _, _) = seen.ops
+        assert step.endswith("STEP")
+        gradients = sum(p.bytes for p in profiled("mlp").parameters_of(first, last))
+        assert left - seen.start - gradients <= 3 * program.bytes.max()
+
+
+def test_nothing_piles_up_from_step_to_step() -> None:
+    """Tied weights of two stages: their sum must not outlive its step."""
+    name = list(MODELS)[-1]
+    tied = max(p.bytes for p in profiled(name).parameters if len(p.blocks) > 1)
+    growth = ranks(memory_job.growth, name, planned(name, PLANS["gpipe"]))
+    assert max(growth) <= tied  # the last one, perhaps: gloo's thread gives it back, and is not watched
