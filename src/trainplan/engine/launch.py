@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import files
+from trainplan.engine.endpoint import check
 from trainplan.engine.faults import failure
 from trainplan.engine.job import Job
 from trainplan.engine.measurement import Measurement, RunResult, together
@@ -50,6 +51,8 @@ def run(
         **fields,
     )  # fmt: skip
     command = torchrun(job.save(), plan.world, nnodes, endpoint, max_restarts)
+    if nnodes != "1":
+        check(endpoint)
     code = _wait(command, folder, show)
     if code != 0:
         raise failure(folder, f"running {plan_text.text(plan)!r}", code)

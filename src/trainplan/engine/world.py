@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from trainplan.engine.endpoint import store
 from trainplan.errors import RunError
 
 TIMEOUT = timedelta(seconds=120)
@@ -31,11 +32,9 @@ def join(backend: str = "gloo", timeout: timedelta = TIMEOUT) -> tuple[int, int]
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     # torchrun's agent holds the store itself; started by hand, rank 0 does.
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=rank == 0 and not agent,
-        timeout=timeout,
-    )  # fmt: skip
-    prefixed = dist.PrefixStore(f"trainplan/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}", store)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    met = store(host, port, world, master=rank == 0 and not agent, timeout=timeout)
+    prefixed = dist.PrefixStore(f"trainplan/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}", met)
     dist.init_process_group(
         "gloo" if backend != "nccl" else "nccl", store=prefixed, rank=rank, world_size=world, timeout=timeout
     )
