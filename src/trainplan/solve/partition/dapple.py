@@ -20,7 +20,8 @@ for the whole pipeline on top of it is not part of this.
 
 `dapple` compares beginnings and answers by the recursion, `dapple_formula` by the published formula. A beginning whose
 busiest stage alone takes longer than the best flush so far is dropped, which loses nothing. O(used · blocks² · devices
-· policies) latencies, where machines that are alike are interchangeable.
+· policies) latencies, where machines that are alike are interchangeable. Where that is too much, devices are taken two,
+four … at a time, and the answer says so.
 
 >>> from trainplan.solve.partition.instance import instance, on
 >>> chain = instance((12, 6, 21, 3, 9, 15), (1, 2, 8, 1, 2, 6), (6, 3, 2, 4, 1))      # P1 with its seconds as forward
@@ -48,7 +49,7 @@ from trainplan.solve.partition.instance import Floats, Instance, Ints, alike
 from trainplan.solve.partition.latency import latency
 
 _MOST_STATES = 20_000
-_MOST_STEPS = 2e10  # minutes
+_MOST_STEPS = 1e11  # half a minute
 
 
 class Chain(NamedTuple):
@@ -62,9 +63,10 @@ class Chain(NamedTuple):
 
 
 class Machines(NamedTuple):
-    """Equal machines, and the usages that a search can meet: how many devices of each are taken."""
+    """Equal machines, and the usages that a search can meet: how many units of each are taken."""
 
-    size: int  # devices of a machine
+    size: int  # units of a machine
+    unit: int  # devices that are taken together
     rates: Floats  # [a, b] between machines; [a, a] inside
     codes: Ints  # of all usages, rising
     order: Ints  # the places of those codes, by devices used
@@ -85,45 +87,48 @@ def _plan(name: str, given: Instance, exact: bool) -> Partition:
     speed = alike(name, given)
     machines = _machines(name, given)
     sums = given.arrays
-    chain = Chain(
-        sums["forward"] / speed,
-        (sums["seconds"] - sums["forward"]) / speed,
-        sums["weights"],
-        given.crossing,
-        given.micro,
-    )
+    forward, backward = sums["forward"] / speed, (sums["seconds"] - sums["forward"]) / speed
+    chain = Chain(forward, backward, sums["weights"], given.crossing, given.micro)
     value, ends, usage = _search(chain, machines, exact)
     before = np.vstack([np.zeros(usage.shape[1], dtype=np.int64), usage[:-1]])
-    placement = tuple(
-        tuple(m * machines.size + d for m in range(len(old)) for d in range(old[m], new[m]))
-        for old, new in zip(before.tolist(), usage.tolist(), strict=True)
-    )
+    unit, placement = machines.unit, list[tuple[int, ...]]()
+    for old, new in zip(before.tolist(), usage.tolist(), strict=True):
+        start = [m * machines.size * unit for m in range(len(old))]
+        taken = (range(s + a * unit, s + b * unit) for s, a, b in zip(start, old, new, strict=True))
+        placement.append(tuple(itertools.chain(*taken)))
     cuts = tuple(int(end) for end in ends[:-1])
-    return Partition(cuts, tuple(map(len, placement)), float(value), per="flush", placement=placement)
+    notes = (f"devices were planned {unit} at a time",) if unit > 1 else ()
+    return Partition(
+        cuts, tuple(map(len, placement)), float(value), per="flush", placement=tuple(placement), notes=notes
+    )
 
 
 def _machines(name: str, given: Instance) -> Machines:
-    size = given.levels[0].count
+    """The machines with devices in units as small as the search can bear."""
+    size = next((level.count for level in given.levels if level.count > 1), 1)
     count = given.devices // size
     rates = np.full((count, count), np.inf)
     for a, b in itertools.product(range(count), repeat=2):
-        other = b * size + (1 if a == b else 0)
         if a != b or size > 1:
-            rates[a, b] = given.rate(a * size, other)
+            rates[a, b] = given.rate(a * size, b * size + (a == b))
     same = len(set(rates[~np.eye(count, dtype=bool)].tolist())) <= 1
-    states = math.comb(size + count, count) if same else (size + 1) ** count
-    widest = min(given.devices, given.blocks) * 2
-    steps = states * given.blocks**2 / 2 * given.devices * min(widest, 16) * (given.micro + 16)
-    if states > _MOST_STATES or steps / 100 > _MOST_STEPS:  # few beginnings survive
-        why = f"{count} machines of {size} devices and {given.blocks} blocks make {states * given.blocks:.0e} states"
+    for unit in (divisor for divisor in range(1, size + 1) if size % divisor == 0):
+        units = size // unit
+        states = math.comb(units + count, count) if same else (units + 1) ** count
+        longest = min(2 * min(given.devices, given.blocks), 16)
+        steps = states * given.blocks**2 / 2 * units * count * longest * (given.micro + longest)
+        if states <= _MOST_STATES and steps <= _MOST_STEPS:
+            break
+    else:
+        why = f"{count} machines and {given.blocks} blocks make {states * given.blocks:.0e} states"
         raise PlanError(f"partition={name}", why, "partition=pipedream, or fewer and larger blocks")
     if same:
-        usages = list(itertools.combinations_with_replacement(range(size, -1, -1), count))
+        usages = list(itertools.combinations_with_replacement(range(units, -1, -1), count))
     else:
-        usages = list(itertools.product(range(size + 1), repeat=count))
+        usages = list(itertools.product(range(units + 1), repeat=count))
     rows = np.array(sorted(usages), dtype=np.int64).reshape(states, count)
-    codes = rows @ ((size + 1) ** np.arange(count - 1, -1, -1, dtype=np.int64))
-    return Machines(size, rates, codes, np.argsort(rows.sum(axis=1), kind="stable"), same)
+    codes = rows @ ((units + 1) ** np.arange(count - 1, -1, -1, dtype=np.int64))
+    return Machines(units, unit, rates, codes, np.argsort(rows.sum(axis=1), kind="stable"), same)
 
 
 @njit(cache=True)
@@ -168,12 +173,12 @@ def _between(rates: Floats, some: Ints, others: Ints) -> float:
 
 
 @njit(cache=True)
-def _within(rates: Floats, group: Ints) -> float:
+def _within(rates: Floats, group: Ints, unit: int) -> float:
     """The slowest link of a group; infinite where it is one device."""
     slowest = np.inf
     for a in range(len(group)):
         for b in range(a, len(group)):
-            if (a != b and group[a] > 0 and group[b] > 0) or (a == b and group[a] > 1):
+            if (a != b and group[a] > 0 and group[b] > 0) or (a == b and group[a] * unit > 1):
                 slowest = min(slowest, rates[a, b])
     return slowest
 
@@ -184,10 +189,10 @@ def _stage(columns: Floats, at: int, chain: Chain, machines: Machines, i: int, j
     if at > 0:
         moved = chain.crossing[i] / _between(machines.rates, last, group)
         columns[0, at - 1], columns[1, at - 1], columns[2, at - 1] = moved, moved, 0.0
-    q = group.sum()
+    q = group.sum() * machines.unit
     columns[0, at] = (chain.forward[j] - chain.forward[i]) / q
     columns[1, at] = (chain.backward[j] - chain.backward[i]) / q
-    ring = _within(machines.rates, group)
+    ring = _within(machines.rates, group, machines.unit)
     columns[2, at] = 2.0 * (q - 1) / q * (chain.weights[j] - chain.weights[i]) / ring
 
 
