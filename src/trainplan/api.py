@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Prepared,
         Profiled,
         Ran,
+        RanElsewhere,
         Recommended,
         Systems,
     )
@@ -176,12 +177,15 @@ def run(
     endpoint: str = "",
     max_restarts: int = 0,
     dry_run: bool = False,
-) -> Ran | Prepared:
+) -> Ran | Prepared | RanElsewhere:
     """Train under a plan on real processes, and put what happened beside what was predicted.
 
     `resume` is a checkpoint, of any plan, from which `steps` more are trained, with its seed and from its place in the
     data. `max_restarts`: how often all ranks are started again when one fails, from the last checkpoint of the run
     (`save_every`). `dry_run`: only write the job, and say how torchrun starts it.
+
+    On several machines (`nnodes`), every one runs the same command with the same `endpoint`. They need not share a
+    folder: the results are gathered on one of them, and the others' answer says which.
     """
     s = situation(model, cluster, batch, profile, (), compile)
     chosen, there = plan_for(plan, s)
@@ -189,7 +193,7 @@ def run(
     start: dict[str, Any] = {"nnodes": nnodes, "endpoint": endpoint, "max_restarts": max_restarts}
     if dry_run:
         return _prepare(s, chosen, there, steps, out, compile, start, fields)
-    return _run(s, chosen, there, steps, out, compile, **start, **fields)
+    return _start(s, chosen, there, steps, out, compile, **start, **fields)
 
 
 def _prepare(
@@ -216,20 +220,34 @@ def _prepare(
 
 
 def _run(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, **fields: Any) -> Ran:
+    """On this machine, where the results are then."""
+    from trainplan.report.answers import Ran
+
+    answer = _start(s, plan, there, steps, out, compile, **fields)
+    assert isinstance(answer, Ran)
+    return answer
+
+
+def _start(
+    s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, **fields: Any
+) -> Ran | RanElsewhere:
     from statistics import median
 
-    from trainplan.engine.launch import run as launch
+    from trainplan.engine.launch import start
+    from trainplan.engine.measurement import RunResult
     from trainplan.predict.predict import predict as simulate
-    from trainplan.report.answers import Ran
+    from trainplan.report.answers import Ran, RanElsewhere
     from trainplan.report.joined import join
 
     if steps < 1:
         raise PlanError(f"--steps {steps}", "a run has at least one step", "--steps 20")
     expected = simulate(plan, s.profile, there, s.batch, keep=True)
-    result = launch(
+    result = start(
         name_of(s), plan, steps=steps, batch=s.batch, backend=there.backend, device=torch_device(s), out=out,
         compiled=compile or s.profile.compiled, **fields,
     )  # fmt: skip
+    if not isinstance(result, RunResult):
+        return RanElsewhere(result.host, result.folder)
     then = s.profile.provenance.reference_s
     return Ran(
         prediction=expected,

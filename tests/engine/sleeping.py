@@ -201,7 +201,7 @@ def _systems() -> list[Case]:
         ("gpipe", 7, {"pp": 2, "stages": (1,), "micro": 3, "schedule": "gpipe"}),
         ("gpipe", 12, {"pp": 4, "stages": (1, 2, 3), "micro": 4, "schedule": "gpipe"}),
         ("dapple", 7, {"pp": 2, "stages": (3,), "micro": 3, "schedule": "1f1b"}),
-        ("dapple", 15, {"pp": 4, "stages": (1, 2, 3), "micro": 5, "schedule": "1f1b"}),
+        ("dapple", 12, {"pp": 4, "stages": (1, 2, 3), "micro": 4, "schedule": "1f1b"}),
         ("gpipe", 12, {"dp": 2, "pp": 2, "stages": (1,), "micro": 3, "schedule": "gpipe", "bucket": 100}),
         ("dapple", 12, {"dp": 2, "pp": 2, "stages": (3,), "micro": 3, "schedule": "1f1b", "bucket": 100}),
     ]

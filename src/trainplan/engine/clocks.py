@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from trainplan.engine.world import host_group
+
 ROUNDS = 16
 _TAG = 2**21  # beyond the tags of training and of evaluation
 
@@ -39,27 +41,22 @@ def read(rounds: int = ROUNDS) -> Reading:
     """How far this rank's clock is behind rank 0's; all ranks call this."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return Reading(now(), 0.0, 0.0)
-    # NCCL takes no tensors of the host.
-    group = dist.new_group(backend="gloo") if dist.get_backend() != "gloo" else None
     message = torch.zeros(1, dtype=torch.float64)
-    found = Reading(now(), 0.0, 0.0)
-    if dist.get_rank() == 0:
-        for rank in range(1, dist.get_world_size()):  # one after the other: they would slow each other down
-            for _ in range(rounds):
-                dist.recv(message, rank, group=group, tag=_TAG)
-                message[0] = now()
-                dist.send(message, rank, group=group, tag=_TAG)
-    else:
+    with host_group() as group:
+        if dist.get_rank() == 0:
+            for rank in range(1, dist.get_world_size()):  # one after the other: they would slow each other down
+                for _ in range(rounds):
+                    dist.recv(message, rank, group=group, tag=_TAG)
+                    message[0] = now()
+                    dist.send(message, rank, group=group, tag=_TAG)
+            return Reading(now(), 0.0, 0.0)
 
         def ask() -> float:
             dist.send(message, 0, group=group, tag=_TAG)
             dist.recv(message, 0, group=group, tag=_TAG)
             return float(message)
 
-        found = nearest([timed(ask, now) for _ in range(rounds)])
-    if group is not None:
-        dist.destroy_process_group(group)
-    return found
+        return nearest([timed(ask, now) for _ in range(rounds)])
 
 
 Answer = tuple[float, float, float]  # asked and answered by our clock, and what the other clock said

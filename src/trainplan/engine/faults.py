@@ -26,16 +26,20 @@ def is_lost(error: BaseException) -> bool:
     return False
 
 
-def failure(folder: Path, asked: str, code: int) -> RunError:
-    """What went wrong in a run whose torchrun ended with this code; the traceback of the first to fail comes last."""
+def failure(folder: Path, asked: str, code: int, said: Path) -> RunError:
+    """What went wrong in a run whose torchrun ended with this code, and `said` this much.
+
+    The traceback of the first to fail comes last.
+    """
     errors = sorted(folder.glob("rank-*.error"), key=lambda path: path.stat().st_mtime)
     lost = sorted(folder.glob("rank-*.lost"), key=lambda path: path.stat().st_mtime)
     if errors:
         rank = errors[0].stem.removeprefix("rank-")
         others = f" ({len(errors) - 1} more after it)" if len(errors) > 1 else ""
-        where = errors[0].with_suffix(".log")
+        own = errors[0].with_suffix(".log")
+        where = own if own.exists() else "on its own node"
         return RunError(asked, f"rank {rank} failed{others}; its log is {where}\n{errors[0].read_text()}")
-    log = (folder / "torchrun.log").read_text(errors="replace")
+    log = said.read_text(errors="replace")
     noticed = "".join(f"\n{path.stem}: {_last_line(path)}" for path in lost)
     found = re.search(r"Root Cause.*?rank\s+: (\d+).*?exitcode\s+: (-?\d+)", log, re.DOTALL)
     if found:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from trainplan.engine.endpoint import check
 from trainplan.engine.faults import failure
 from trainplan.engine.job import Job
 from trainplan.engine.measurement import Measurement, RunResult, together
+from trainplan.engine.nodes import Elsewhere, elsewhere
 from trainplan.errors import RunError
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
@@ -26,7 +28,14 @@ from trainplan.plan.plan import Plan
 _PATIENCE = 8  # seconds for processes to end after they were asked to
 
 
-def run(
+def run(workload_text: str, plan: Plan, **fields: Any) -> RunResult:
+    """Train under a plan on real processes of this machine; the arguments are those of `start`."""
+    result = start(workload_text, plan, **fields)
+    assert isinstance(result, RunResult)  # there is no other node that could have it
+    return result
+
+
+def start(
     workload_text: str,
     plan: Plan,
     *,
@@ -40,12 +49,16 @@ def run(
     max_restarts: int = 0,
     show: bool = True,
     **fields: Any,
-) -> RunResult:
-    """Train under a plan on real processes, on this machine or (with `nnodes` and `endpoint`) on several."""
+) -> RunResult | Elsewhere:
+    """Train under a plan on real processes, on this machine or (with `nnodes` and `endpoint`) on several.
+
+    On several, each starts its own ranks, and the results are gathered on one: the others get to know which.
+    """
     folder = Path(out) if out else Path(tempfile.mkdtemp(prefix="trainplan-run-"))
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob("rank-*"):
-        stale.unlink()
+    # Ranks start when all nodes are there, so nothing of this run is removed, also where nodes share the folder.
+    for stale in (*folder.glob("rank-*"), *folder.glob("elsewhere.json")):
+        stale.unlink(missing_ok=True)
     job = Job(
         workload_text, plan_text.to_json(plan), batch, steps, str(folder.resolve()), backend=backend, device=device,
         **fields,
@@ -53,10 +66,12 @@ def run(
     command = torchrun(job.save(), plan.world, nnodes, endpoint, max_restarts)
     if nnodes != "1":
         check(endpoint)
-    code = _wait(command, folder, show)
+    # Several nodes may share the folder, and all their torchruns have something to say.
+    log = folder / ("torchrun.log" if nnodes == "1" else f"torchrun-{socket.gethostname()}-{os.getpid()}.log")
+    code = _wait(command, log, show)
     if code != 0:
-        raise failure(folder, f"running {plan_text.text(plan)!r}", code)
-    return gather(job, plan)
+        raise failure(folder, f"running {plan_text.text(plan)!r}", code, log)
+    return elsewhere(folder) or gather(job, plan)
 
 
 def torchrun(job: Path, world: int, nnodes: str = "1", endpoint: str = "", max_restarts: int = 0) -> list[str]:
@@ -78,12 +93,12 @@ def torchrun(job: Path, world: int, nnodes: str = "1", endpoint: str = "", max_r
     ]  # fmt: skip
 
 
-def _wait(command: list[str], folder: Path, show: bool) -> int:
+def _wait(command: list[str], said: Path, show: bool) -> int:
     """Run the command in a process group of its own; whatever happens here, none of its processes stays."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
     package = str(Path(__file__).parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    with (folder / "torchrun.log").open("w") as log:
+    with said.open("w") as log:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=environment
         )
@@ -117,9 +132,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def gather(job: Job, plan: Plan) -> RunResult:
-    """Join what the ranks left to one result."""
+    """What rank 0 has left of all ranks, as one result."""
     folder = Path(job.out)
     ranks = [files.from_json(Measurement, files.read(folder / f"rank-{r}.json", "rank")) for r in range(plan.world)]
-    result = together(ranks, plan, job.warm_up, str(folder))
-    result.timeline.save(folder / "timeline.json")
-    return result
+    return together(ranks, plan, job.warm_up, str(folder))

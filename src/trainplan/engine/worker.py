@@ -1,7 +1,7 @@
 """One rank of `trainplan run`, from its job file to its results.
 
-Every rank writes into the run's folder: `rank-N.log` (what it printed), `rank-N.json` (step times, losses, memory, the
-events of its timeline), and, should it fail, `rank-N.error` with its traceback.
+Every rank writes into its node's folder: `rank-N.log` (what it printed), and, should it fail, `rank-N.error` with its
+traceback. What the ranks measured ends up on the node of rank 0, as `rank-N.json` (`nodes.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from trainplan.engine.faults import is_lost
 from trainplan.engine.feed import batches
 from trainplan.engine.job import Job
 from trainplan.engine.measurement import Measurement, measure, peak_bytes
+from trainplan.engine.nodes import agree, hand_over
 from trainplan.engine.recorder import now
 from trainplan.engine.trainer import StepResult, Trainer, build
-from trainplan.engine.world import join, leave
+from trainplan.engine.world import join, leave, tell, told
 from trainplan.errors import TrainplanError
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.reference import Reference
@@ -60,6 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
             text = f"error: {error}\n" if isinstance(error, TrainplanError) else traceback.format_exc()
             lost = is_lost(error)
             files.write_text(out / f"rank-{rank}.{'lost' if lost else 'error'}", text)
+            _pass_on(text, lost, out)
             print(text, file=sys.stderr)
             log.flush()
             if lost:
@@ -68,6 +70,19 @@ def main(arguments: list[str] | None = None) -> None:
             os._exit(2 if isinstance(error, TrainplanError) else 1)
         finally:
             sys.stdout, sys.stderr = plain
+
+
+def _pass_on(text: str, lost: bool, out: Path) -> None:
+    """Tell the other nodes why this rank fails; or, if it only lost another, keep what that one has said."""
+    if not lost:
+        tell(text)
+        return
+    found = told()
+    if found is not None:
+        rank, host, reason = found
+        path = out / f"rank-{rank}.error"
+        if not path.exists():
+            files.write_text(path, f"on {host}: {reason}")
 
 
 class _Tee:
@@ -96,6 +111,8 @@ def _run(job: Job, out: Path) -> None:
     plan = job.the_plan()
     if plan.world > 1:
         join(job.backend)
+        job = agree(job)
+        plan = job.the_plan()
     workload = load(job.workload, **job.overrides)
     if job.double:
         workload = in_double(workload)
@@ -103,7 +120,7 @@ def _run(job: Job, out: Path) -> None:
     start = _resume(trainer, job, out)
     gradients = _gradients_kept(trainer) if job.keep_state else []
     measured = _train(trainer, job, out, start)
-    files.write(out / f"rank-{trainer.rank}.json", "rank", files.to_json(measured))
+    hand_over(measured, plan, out)
     if job.keep_state:
         torch.save({**_state(trainer), "gradients": gradients}, out / f"rank-{trainer.rank}.pt")
     if plan.world > 1:

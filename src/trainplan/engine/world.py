@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -11,6 +15,8 @@ from trainplan.engine.endpoint import store
 from trainplan.errors import RunError
 
 TIMEOUT = timedelta(seconds=120)
+_FAILURE = "failure"  # where a rank that fails leaves what it says
+_store: dist.Store | None = None  # of this attempt
 
 
 def join(backend: str = "gloo", timeout: timedelta = TIMEOUT) -> tuple[int, int]:
@@ -34,17 +40,49 @@ def join(backend: str = "gloo", timeout: timedelta = TIMEOUT) -> tuple[int, int]
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     met = store(host, port, world, master=rank == 0 and not agent, timeout=timeout)
-    prefixed = dist.PrefixStore(f"trainplan/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}", met)
+    global _store
+    _store = prefixed = dist.PrefixStore(f"trainplan/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}", met)
     dist.init_process_group(
         "gloo" if backend != "nccl" else "nccl", store=prefixed, rank=rank, world_size=world, timeout=timeout
     )
     return rank, world
 
 
+def tell(text: str) -> None:
+    """Leave word for the ranks of other nodes of why this one fails, if it gets through."""
+    with suppress(RuntimeError):  # the store may have gone with its node
+        if _store is not None:
+            _store.set(_FAILURE, json.dumps([int(os.environ["RANK"]), socket.gethostname(), text]))
+
+
+def told(patience: float = 2.0) -> tuple[int, str, str] | None:
+    """(rank, host, text) of a rank that has failed, if it left word."""
+    with suppress(RuntimeError):
+        if _store is not None:
+            _store.wait([_FAILURE], timedelta(seconds=patience))
+            rank, host, text = json.loads(_store.get(_FAILURE))
+            return rank, host, text
+    return None
+
+
 def leave() -> None:
     """Leave the group, if this process is in one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@contextmanager
+def host_group() -> Iterator[dist.ProcessGroup | None]:
+    """A group of all ranks for what is in the host's memory, which NCCL cannot send; all ranks ask for it."""
+    if dist.get_backend() == "gloo":
+        yield None  # the default group is one
+        return
+    group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)  # of all ranks, so also of this one
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group(group)
 
 
 def groups_of(groups: tuple[tuple[int, ...], ...], timeout: timedelta = TIMEOUT) -> list[dist.ProcessGroup | None]:

@@ -198,6 +198,20 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class RanElsewhere:
+    """The answer of `run` on a machine that has started its ranks, but on which the results are not gathered."""
+
+    host: str
+    folder: str
+
+    def __str__(self) -> str:
+        return f"the results of this run are on {self.host}, in {self.folder}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"results": {"host": self.host, "folder": self.folder}}
+
+
+@dataclass(frozen=True)
 class Recommended:
     """The answer of `recommend`."""
 
