@@ -10,6 +10,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+STEADY = "seconds a micro-batch"  # in the steady state: those of the slowest part
+FLUSH = "seconds a flush"  # of all micro-batches between two updates, from first to last
+WEIGHTS = "bytes a stage"
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -17,12 +21,13 @@ class Partition:
 
     cuts: tuple[int, ...]  # the first block of every stage but the first
     replicas: tuple[int, ...]  # devices that share each stage
-    value: float  # what was minimised, in seconds
-    per: str = "micro-batch"  # … of one micro-batch in the steady state, or of one "flush": all between two updates
+    value: float  # what was minimised
+    unit: str = STEADY  # of the value
     placement: tuple[tuple[int, ...], ...] = ()  # devices of each stage; empty: any, in order
     recompute: tuple[int, ...] = ()  # blocks to recompute
     order: str = ""  # order of work
     at_once: int = 0  # micro-batches that are in the pipeline at once
+    samples: int = 0  # samples of a micro-batch
     faults: tuple[str, ...] = ()  # why this is no partition at all: what a published algorithm did wrong
     notes: tuple[str, ...] = ()  # anything a person should know
 

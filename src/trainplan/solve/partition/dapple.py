@@ -44,12 +44,12 @@ import numpy as np
 from numba import njit
 
 from trainplan.errors import PlanError
-from trainplan.solve.partition.answer import Partition
+from trainplan.solve.partition.answer import FLUSH, Partition
 from trainplan.solve.partition.instance import Floats, Instance, Ints, alike
 from trainplan.solve.partition.latency import latency
 
 _MOST_STATES = 20_000
-_MOST_STEPS = 1e11  # half a minute
+_MOST_STEPS = 3e10  # ten seconds
 
 
 class Chain(NamedTuple):
@@ -99,7 +99,7 @@ def _plan(name: str, given: Instance, exact: bool) -> Partition:
     cuts = tuple(int(end) for end in ends[:-1])
     notes = (f"devices were planned {unit} at a time",) if unit > 1 else ()
     return Partition(
-        cuts, tuple(map(len, placement)), float(value), per="flush", placement=tuple(placement), notes=notes
+        cuts, tuple(map(len, placement)), float(value), unit=FLUSH, placement=tuple(placement), notes=notes
     )
 
 
