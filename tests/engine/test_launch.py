@@ -1,6 +1,7 @@
 """Runs on processes of their own, started as a user starts them, and what happens when a rank fails."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +13,12 @@ import pytest
 
 from trainplan.engine.launch import run, torchrun
 from trainplan.errors import RunError
-from trainplan.plan.plan import plan
+from trainplan.plan.plan import Plan, plan
 from trainplan.program.timeline import Timeline
 
 MODEL = f"{Path(__file__).parent / 'user_model.py'}:build"
 PIPELINE = plan(pp=2, micro=2, schedule="1f1b", stages=(2,), blocks=4)
+REPLICAS = plan(dp=2, blocks=4)
 
 
 def processes(folder: Path) -> list[int]:
@@ -42,20 +44,30 @@ def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path) -> None
     assert {e.name for e in timeline.of_rank(1)} >= {"1F0", "1B1@1", "1STEP"}
 
 
-@pytest.mark.parametrize("trouble", ["raise", "kill"])
-def test_a_failing_rank_stops_all_ranks(trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "chosen", "noticed"),
+    [
+        ("raise on rank 1", PIPELINE, ""),
+        ("kill on rank 1", PIPELINE, "waiting for rank 1 failed"),
+        ("kill on rank 1", REPLICAS, "rank-0: .*Connection (closed|reset) by peer"),
+    ],
+    ids=["raises in a pipeline", "is killed in a pipeline", "is killed among replicas"],
+)
+def test_a_failing_rank_stops_all_ranks(
+    trouble: str, chosen: Plan, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TROUBLE", trouble)
     started = time.monotonic()
     with pytest.raises(RunError) as error:
-        run(MODEL, PIPELINE, steps=4, batch=8, out=tmp_path, show=False)
+        run(MODEL, chosen, steps=4, batch=8, out=tmp_path, show=False)
     assert time.monotonic() - started < 30
     assert processes(tmp_path) == []
-    if trouble == "raise":
+    if not noticed:
         assert "rank 1 failed" in str(error.value)
         assert str(error.value).strip().endswith("ValueError: the user's loss went wrong")
     else:
         assert "rank 1 was killed (SIGKILL)" in str(error.value)
-        assert "waiting for rank 1 failed" in str(error.value)
+        assert re.search(noticed, str(error.value))
 
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:

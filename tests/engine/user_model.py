@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from trainplan.workload.workload import Batch
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -24,6 +26,8 @@ def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     trouble = os.environ.get("TROUBLE", "") if output.device.type != "meta" else ""
     if trouble.startswith("twice:"):
         fail_twice(Path(trouble.removeprefix("twice:")))
+    if trouble.endswith(" on rank 1"):
+        trouble = trouble.removesuffix(" on rank 1") if os.environ["RANK"] == "1" else ""
     if trouble == "raise":
         raise ValueError("the user's loss went wrong")
     if trouble == "kill":
@@ -50,3 +54,31 @@ def inputs(samples: int, seed: int):
 
 def build() -> dict:
     return {"model": Net(), "inputs": inputs, "loss": loss, "batch": 8, "optimizer": "sgd", "lr": 0.1}
+
+
+def curved(layers: int = 2) -> dict:
+    """Layers with something in them for a compiler to fuse."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(layers)))
+    return {"model": model, "inputs": inputs, "loss": "mse", "batch": 8, "optimizer": "sgd", "lr": 0.1}
+
+
+def picture(samples: int, seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(samples, 3, 6, 6, generator=generator)
+    return images, torch.randint(0, 2, (samples,), generator=generator)
+
+
+def only_in_workers(pixels: torch.Tensor, label: torch.Tensor, random: torch.Generator) -> Batch:
+    """An image and its label as they are, if they were read where they should be: in a loader's process."""
+    if torch.utils.data.get_worker_info() is None:
+        raise RuntimeError("an image was decoded in the process that trains")
+    return Batch(1, args=(pixels[None],), targets=label[None])
+
+
+def seeing() -> dict:
+    """Takes images of 6 by 6 pixels, in two classes."""
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), nn.Sequential(nn.Flatten(), nn.Linear(64, 2)))
+    return {
+        "model": model, "inputs": picture, "loss": "cross_entropy", "batch": 8, "optimizer": "sgd", "lr": 0.1,
+        "feed": only_in_workers,
+    }  # fmt: skip

@@ -40,7 +40,7 @@ def failure(folder: Path, asked: str, code: int, said: Path) -> RunError:
         where = own if own.exists() else "on its own node"
         return RunError(asked, f"rank {rank} failed{others}; its log is {where}\n{errors[0].read_text()}")
     log = said.read_text(errors="replace")
-    noticed = "".join(f"\n{path.stem}: {_last_line(path)}" for path in lost)
+    noticed = "".join(f"\n{path.stem}: {_what_it_noticed(path)}" for path in lost)
     found = re.search(r"Root Cause.*?rank\s+: (\d+).*?exitcode\s+: (-?\d+)", log, re.DOTALL)
     if found:
         exitcode = int(found[2])
@@ -50,5 +50,8 @@ def failure(folder: Path, asked: str, code: int, said: Path) -> RunError:
     return RunError(asked, f"torchrun ended with code {code} and no rank left an error{noticed}\n{tail}")
 
 
-def _last_line(path: Path) -> str:
-    return path.read_text().strip().splitlines()[-1]
+def _what_it_noticed(path: Path) -> str:
+    """The last line that says so; frames of the callback in which DDP noticed may follow it."""
+    lines = path.read_text().strip().splitlines()
+    said = [line.strip() for line in lines if any(words in line for words in _LOST)]
+    return (said or lines)[-1]
