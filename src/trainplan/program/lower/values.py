@@ -69,5 +69,10 @@ def _counts(ledger: Ledger, found: Found, ranks: Ints) -> None:
         first = found.passes(found.backward(final, final=False)).min(axis=2)
         ledger.add(Value.TOKEN, 0, home, count, first, (first,))
     if layout.plan.dp > 1:
-        loss = found.shared(Kind.LOSS, final)
-        ledger.add(Value.TOKEN, 0, home, found.passes(found.ops(Kind.F, final)).max(axis=2), loss, (loss,))
+        loss, forwards = found.shared(Kind.LOSS, final), found.passes(found.ops(Kind.F, final))
+        ledger.add(Value.TOKEN, 0, home, forwards.max(axis=2), loss, (loss,))
+        # A step gives its loss to whoever trains, who cannot start the next one before that.
+        rank, made, then = (
+            column.reshape(-1, found.steps) for column in (home, loss, forwards.min(axis=2))
+        )  # a row for each replica
+        ledger.add(Value.TOKEN, 0, rank[:, :-1], made[:, :-1], then[:, 1:], (then[:, 1:],))
