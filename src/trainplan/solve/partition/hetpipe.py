@@ -12,7 +12,7 @@ K) for K different GPUs, much less for few kinds.
 
 **N_m.** More mini-batches at once fill the pipeline and fill the memory. With N_m in flight a worker cannot be faster
 than N_m mini-batches a round trip, so its time a mini-batch is max(slowest stage, Σ stages / N_m). Left open, the least
-N_m with the least such time is taken; more than K never help.
+N_m whose best partition has the least such time is taken; more than K never help.
 
 >>> from trainplan.solve.partition.instance import P1, on
 >>> found = hetpipe(on(P1, speeds=(1, 1, 2), rate=4.0))
@@ -33,6 +33,7 @@ from trainplan.errors import InputError, PlanError
 from trainplan.solve.partition.answer import Partition
 from trainplan.solve.partition.instance import Instance, does_not_fit, enough_blocks
 from trainplan.solve.partition.placed import Placed, place
+from trainplan.units import significant
 
 
 def hetpipe(given: Instance, at_once: int | None = None) -> Partition:
@@ -40,19 +41,21 @@ def hetpipe(given: Instance, at_once: int | None = None) -> Partition:
     enough_blocks("hetpipe", given, given.devices)
     if at_once is not None and at_once < 1:
         raise InputError(f"{at_once} mini-batches at once", "a worker runs at least one", "at_once=1")
-    best, best_placed, best_count = math.inf, None, 0
     counts = range(1, given.devices + 1) if at_once is None else (at_once,)
     known = _solve(given, 1) if min(given.memory) == math.inf else None  # then the count changes no stage
+    best, found = math.inf, None
     for count in counts:
         placed = known or _solve(given, count)
         period = max(placed.value, sum(_stage_seconds(given, placed)) / count)
         if period < best:
-            best, best_placed, best_count = period, placed, count
-    if best_placed is None:
+            note = f"{count} at once do not fill the pipeline: {significant(period)} s a mini-batch"
+            best, found = period, Partition(
+                placed.ends[:-1], (1,) * given.devices, placed.value, placement=placed.devices, at_once=count,
+                notes=(note,) if period > placed.value else (),
+            )  # fmt: skip
+    if found is None:
         raise does_not_fit("hetpipe", given, lambda other: math.isfinite(_solve(other, at_once or 1).value))
-    return Partition(
-        best_placed.ends[:-1], (1,) * given.devices, best, placement=best_placed.devices, at_once=best_count
-    )
+    return found
 
 
 def _solve(given: Instance, at_once: int) -> Placed:

@@ -1,0 +1,247 @@
+"""Every exact partitioner equals brute force on 500 random instances: at most 8 blocks and 4 devices, integer costs."""
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from solve import brute_force
+from solve.brute_force import alike, best, compositions, mixed, plan_of, random_chain, random_limit
+from trainplan.errors import PlanError
+from trainplan.solve.partition.bottleneck import slowest
+from trainplan.solve.partition.hetpipe import virtual_workers, worker
+from trainplan.solve.partition.instance import P1, on
+from trainplan.solve.partition.partitioners import PARTITIONERS
+from trainplan.solve.partition.terapipe import slices
+
+COUNT = 500
+
+
+def answers(name, make, least, value, seed=1, **options):
+    """Solve and enumerate so many instances. The value must be the least there is, and the value of the answered plan.
+
+    Returns how many of them nothing fitted.
+    """
+    dice, impossible = random.Random(seed), 0
+    for _ in range(COUNT):
+        given = make(dice)
+        expected = least(given)
+        if expected == math.inf:
+            impossible += 1
+            with pytest.raises(PlanError, match=f"{given.devices} devices"):
+                PARTITIONERS[name](given, **options)
+            continue
+        found = PARTITIONERS[name](given, **options)
+        assert found.value == pytest.approx(expected, rel=1e-12), given
+        assert sum(found.replicas) <= given.devices
+        plan = plan_of(given, found.cuts, found.replicas, found.placement)
+        assert value(given, plan) == pytest.approx(expected, rel=1e-12), given
+    return impossible
+
+
+def one_each(dice):
+    """As many devices as blocks at most, of different speed."""
+    chain = random_chain(dice)
+    count = dice.randint(1, min(4, chain.blocks))
+    return on(chain, speeds=[dice.choice([1, 1, 2, 3]) for _ in range(count)])
+
+
+def test_elasticpipe():
+    answers("elasticpipe", one_each, lambda g: best(brute_force.by_speed, g, several=False), brute_force.by_speed)
+
+
+def test_uneven():
+    answers("uneven", one_each, lambda g: best(brute_force.by_speed, g, several=False, any=True), brute_force.by_speed)
+
+
+@pytest.mark.parametrize("fewer", [False, True])
+def test_pipedream(fewer):
+    def least(given):
+        return best(brute_force.pipedream, given, fewer=fewer)
+
+    impossible = answers("pipedream", alike, least, brute_force.pipedream, fewer=fewer)
+    assert 20 < impossible < 300  # both answers were put to the test
+
+
+def test_pipedream_on_two_levels():
+    """Levels, memory and states together. Of the flattened plan only the devices are looked at: its links differ."""
+
+    def make(dice):
+        chain = random_chain(dice, most=7)
+        limit = random_limit(dice, chain)
+        return on(chain, levels=((2, dice.choice([1, 4])), (2, dice.choice([0.25, 1, 4]))), memory=limit)
+
+    def value(given, plan):
+        assert sorted(d for _, _, group in plan for d in group) == [0, 1, 2, 3]
+        return brute_force.pipedream_nested(given)
+
+    assert 20 < answers("pipedream", make, brute_force.pipedream_nested, value) < 300
+
+
+@pytest.mark.parametrize("compression", [None, 1.0, 2.0])
+def test_pipedream_code(compression):
+    def value(given, plan):
+        return brute_force.pipedream_code(given, plan, compression)
+
+    answers("pipedream-code", alike, lambda g: best(value, g), value, compression=compression)
+
+
+def test_pipedream_code_on_fewer_devices():
+    def make(dice):
+        given = alike(dice, least=2)
+        return replace(given, memory=(math.inf,) * given.devices)
+
+    answers(
+        "pipedream-code", make, lambda g: best(brute_force.pipedream_code, g, fewer=True),
+        brute_force.pipedream_code, fewer=True,
+    )  # fmt: skip
+
+
+def test_piper():
+    """Outside its knapsack Piper is exact: the same greedy choice of what to recompute, over every plan."""
+    impossible = answers("piper", alike, lambda g: best(brute_force.piper, g, fewer=True), brute_force.piper)
+    assert 20 < impossible < 300
+
+
+def test_piper_where_recomputing_pays():
+    """… and what it says it recomputes fits."""
+    recomputed = 0
+
+    def value(given, plan):
+        nonlocal recomputed
+        chosen = set(PARTITIONERS["piper"](given).recompute)
+        recomputed += bool(chosen)
+        for k, (first, end, group) in enumerate(plan):
+            in_flight = math.ceil(brute_force.devices_from(plan, k) / len(group))
+            held = sum(given.weights[first:end]) + sum(given.states[first:end])
+            for block in range(first, end):
+                slim = in_flight * given.inputs[block] + given.saved[block]
+                held += slim if block in chosen else in_flight * given.saved[block]
+            assert held <= min(given.memory) + 1e-9
+        return brute_force.piper(given, plan)
+
+    answers("piper", brute_force.tight, lambda g: best(brute_force.piper, g, fewer=True), value)
+    assert recomputed > 100
+
+
+def test_2bw():
+    """Exact over equal pipelines of one width, recomputed or not."""
+
+    def least(given):
+        found = math.inf
+        for plan in brute_force.plans(given, fewer=True):
+            sizes = [end - first for first, end, _ in plan]
+            widths = {len(group) for _, _, group in plan}
+            if len(widths) > 1 or sorted(sizes) != sizes or sizes[-1] - sizes[0] > 1:
+                continue
+            for recompute in (False, True):
+                found = min(found, value(given, plan, recompute))
+        return found
+
+    def value(given, plan, recompute):
+        if recompute:  # as if that were how blocks are: slower, and lighter in flight
+            again = [t + f for t, f in zip(given.seconds, given.forward, strict=True)]
+            states = [s + a for s, a in zip(given.states, given.saved, strict=True)]
+            given = replace(given, seconds=tuple(again), states=tuple(states), saved=given.inputs)
+        return brute_force.piper(replace(given, inputs=given.saved), plan)  # nothing is left to recompute
+
+    def of_answer(given, plan):
+        return min(value(given, plan, False), value(given, plan, True))
+
+    assert 20 < answers("2bw", alike, least, of_answer) < 400
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_hetpipe(at_once):
+    def value(given, plan):
+        return brute_force.hetpipe(given, plan, at_once)
+
+    def least(given):
+        return best(value, given, several=False, any=True)
+
+    assert 5 < answers("hetpipe", mixed, least, value, at_once=at_once) < 400
+
+
+def test_pipe_torch():
+    def least(given):
+        return best(brute_force.pipe_torch, given, any=True)
+
+    assert 5 < answers("pipe-torch", lambda dice: mixed(dice, most=6), least, brute_force.pipe_torch) < 400
+
+
+def test_pipe_torch_on_equal_devices():
+    def least(given):
+        return best(brute_force.pipe_torch, given)
+
+    assert 20 < answers("pipe-torch", alike, least, brute_force.pipe_torch) < 300
+
+
+def test_pipemare():
+    def value(given, plan):
+        return max(sum(given.weights[first:end]) for first, end, _ in plan)
+
+    answers("pipemare", one_each, lambda g: best(value, g, several=False), value)
+
+
+def test_terapipe():
+    """Slices, and groups of sequences with slices of their own."""
+    dice = random.Random(5)
+    for _ in range(COUNT):
+        sizes, batch = dice.randint(1, 2), dice.randint(1, 3)
+        units = dice.randint(1, 5 if batch > 1 else 8)
+        stages = dice.randint(1, 4)
+        seconds = np.array([[[dice.randint(1, 20) for _ in range(units)] for _ in range(units)] for _ in range(sizes)])
+        cuts = [c for parts in range(1, units + 1) for c in compositions(units, parts)]
+
+        def times(size, lengths, seconds=seconds):
+            return [seconds[size - 1][l - 1][sum(lengths[:k])] for k, l in enumerate(lengths)]
+
+        # Of one size of group, the longest slice and the sum are all that matters.
+        kinds = {size: {(max(t), sum(t)) for t in (times(size, c) for c in cuts)} for size in range(1, sizes + 1)}
+        least = math.inf
+        for parts in range(1, batch + 1):
+            for groups in compositions(batch, parts):
+                if groups == tuple(sorted(groups)) and max(groups) <= sizes:  # their order does not matter
+                    for chosen in itertools.product(*(kinds[size] for size in groups)):
+                        longest = max(longest for longest, _ in chosen)
+                        least = min(least, sum(total for _, total in chosen) + (stages - 1) * longest)
+        found = slices(seconds, stages, batch=batch)
+        assert found.value == least
+        assert sum(found.groups) == batch
+        spent = [t for size, lengths in zip(found.groups, found.slices, strict=True) for t in times(size, lengths)]
+        assert sum(spent) + (stages - 1) * max(spent) == least
+        for epsilon in (0.5, 3.0):
+            assert least <= slices(seconds, stages, epsilon, batch).value <= least + (stages - 1) * epsilon
+
+
+def test_chimera_takes_the_best_depth():
+    dice = random.Random(7)
+    for _ in range(100):
+        given = on(random_chain(dice, least=4), devices=4, rate=dice.choice([1, 4]), micro=8)
+
+        def cost(instance, replicas, cuts):
+            return slowest(instance.seconds, cuts) * replicas + len(cuts)
+
+        found = PARTITIONERS["chimera"](given, cost=cost)
+        two, four = (cost(given, 4 // depth, cuts_of(given, depth)) for depth in (2, 4))
+        assert found.value == min(two, four)
+        assert found.stages == (2 if two <= four else 4)
+
+
+def cuts_of(given, stages):
+    return PARTITIONERS["bottleneck"](on(given, devices=stages)).cuts
+
+
+def test_virtual_workers():
+    cluster = on(P1, levels=((2, 4.0), (4, 1.0)), speeds=(4, 4, 1, 1, 3, 3, 2, 2))
+    assert virtual_workers(cluster, "node") == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert virtual_workers(cluster, "equal") == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert virtual_workers(cluster, "hybrid") == ((0, 2), (1, 3), (4, 6), (5, 7))
+    part = worker(cluster, (0, 1, 2))
+    assert (part.speeds, part.rate(0, 1), part.rate(1, 2)) == ((4, 4, 1), 4, 1)
+    assert PARTITIONERS["hetpipe"](part).replicas == (1, 1, 1)
+    with pytest.raises(PlanError, match="node, equal and hybrid"):
+        virtual_workers(cluster, "random")
