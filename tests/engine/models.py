@@ -127,6 +127,7 @@ OPTIMIZERS: dict[str, Callable] = {
 SCHEDULES: dict[str, Callable] = {
     "lambda": lambda o: lr_scheduler.LambdaLR(o, [lambda step, k=k: 1 / (1 + k * step) for k in range(3)]),
     "onecycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=[0.05, 0.03, 0.02], total_steps=6),
+    "steps": lambda o: lr_scheduler.MultiStepLR(o, milestones=[1, 1, 3], gamma=0.5),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=4, eta_min=1e-4),
     "sequence": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.ExponentialLR(o, 0.7)], milestones=[3]

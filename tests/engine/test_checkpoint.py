@@ -92,7 +92,7 @@ def test_resumed_under_another_plan(before: str, after: str, training: tuple[str
     hold(run(after, 2, 4, folder, True, kind), want)
 
 
-@pytest.mark.parametrize("schedule", ["lambda", "cosine", "sequence"])
+@pytest.mark.parametrize("schedule", ["lambda", "cosine", "steps", "sequence"])
 def test_every_scheduler_goes_on_where_it_stopped(schedule: str, tmp_path: Path) -> None:
     kind = ("tied", "grouped_sgd", schedule)
     run("single", 0, 2, str(tmp_path / "c"), False, kind)

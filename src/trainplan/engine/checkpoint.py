@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,11 +138,15 @@ def _training(trainer: Trainer) -> bytes:
 
 
 def _without_functions(value: Any) -> Any:
-    """Functions are the factory's to make again, as torch's own schedulers have it."""
-    if isinstance(value, Mapping):
-        kept = {key: _without_functions(item) for key, item in value.items() if not callable(item)}
-        return type(value)(kept) if isinstance(value, dict) else kept
-    return [_without_functions(item) for item in value] if isinstance(value, list) else value
+    """Functions are the factory's to make again, as torch's own schedulers have it.
+
+    >>> import math; from collections import Counter
+    >>> _without_functions({"last_epoch": 3, "shape": math.cos, "parts": [{"fn": math.sin, "steps": Counter([2, 2])}]})
+    {'last_epoch': 3, 'parts': [{'steps': Counter({2: 2})}]}
+    """
+    if type(value) is dict:
+        return {key: _without_functions(item) for key, item in value.items() if not callable(item)}
+    return [_without_functions(item) for item in value] if type(value) is list else value
 
 
 def _parameters(trainer: Trainer) -> dict[str, torch.nn.Parameter]:
