@@ -4,7 +4,7 @@
     ├── InputError       a file, a word or a number that we cannot read or do not know
     ├── ModelError       a model that cannot be built, captured or cut
     ├── PlanError        a request or plan that is not legal for this model and cluster
-    ├── ProgramError     a program that breaks the specification in `program/check.py`
+    ├── ProgramError     a program that breaks the specification in `program/check/`
     └── RunError         a run that failed: a rank raised, was killed, or could not start
 
 A message has three parts: what was asked, why not (with the numbers), and the nearest thing that works. Commands

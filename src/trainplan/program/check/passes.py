@@ -1,0 +1,84 @@
+"""Lists and passes: every operation in its place, every micro-batch once through every stage.
+
+1. *listed*: each operation stands exactly once in the list of each of its ranks, and in no other.
+2. *once*: each micro-batch goes exactly once forward and once backward through each stage of its pipeline, and all
+   stages see the same micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from trainplan.program.check.view import Fault, View, pack, where
+from trainplan.program.ops import SPECS, Kind
+from trainplan.program.program import Bools, Ints
+
+
+def listed(view: View) -> Iterator[Fault]:
+    program = view.program
+    alone = program.group < 0
+    stands = np.bincount(view.entry_op, minlength=len(program))
+    for op in where(alone & (stands != 1)):
+        yield Fault("listed", int(op), f"{program.name(op)} stands {stands[op]} times in the lists, not once")
+    strange = alone[view.entry_op] & (program.rank[view.entry_op] != view.entry_rank)
+    for entry in where(strange):
+        op = int(view.entry_op[entry])
+        yield Fault(
+            "listed", op, f"{program.name(op)} stands in the list of rank {view.entry_rank[entry]}, not its own"
+        )
+    shared = np.flatnonzero(~alone[view.entry_op])
+    found: dict[int, list[int]] = {int(op): [] for op in where(~alone)}
+    for entry in shared.tolist():
+        found[int(view.entry_op[entry])].append(int(view.entry_rank[entry]))
+    for op, ranks in found.items():
+        if sorted(ranks) != sorted(program.members(op)):
+            wanted = list(program.members(op))
+            why = f"{program.name(op)} is for ranks {wanted} and stands in the lists of {sorted(ranks)}"
+            yield Fault("listed", op, why)
+
+
+def once(view: View) -> Iterator[Fault]:
+    program = view.program
+    of = {kind: program.kind == kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W)}
+    for kind, chosen in of.items():
+        ops = np.flatnonzero(chosen)
+        order = ops[np.argsort(view.exact[ops], kind="stable")]
+        for op in order[1:][np.diff(view.exact[order]) == 0]:
+            yield Fault("once", int(op), f"{program.name(op)}: {SPECS[kind].what} runs a second time")
+    backward = of[Kind.B] | of[Kind.I]
+    yield from _same(view, of[Kind.F], backward, "goes forward but never backward")
+    yield from _same(view, backward, of[Kind.F], "goes backward but never forward")
+    yield from _same(view, of[Kind.I], of[Kind.W], "has the input part of backward but not the weights'")
+    yield from _same(view, of[Kind.W], of[Kind.I], "has the weights' part of backward but not the input's")
+    # All stages of a pipeline see the same micro-batches: as many as all of them together.
+    ops = np.flatnonzero(of[Kind.F])
+    if not len(ops):
+        return
+    line, stage = pack(program, "job", "pipeline")[ops], program.stage[ops]
+    walk = pack(program, "job", "pipeline", "step", "micro_batch", "slice")[ops]
+    seen = np.bincount(_distinct(walk, line)[1])
+    widest = int(stage.max()) + 1
+    lines, stages = np.divmod(_distinct(walk * widest + stage, line * widest + stage)[1], widest)
+    counts = np.zeros((len(seen), widest), dtype=np.int64)
+    np.add.at(counts, (lines, stages), 1)
+    for one, lacking in zip(*np.nonzero((counts > 0) & (counts < seen[:, None])), strict=True):
+        op = int(ops[(line == one) & (stage == lacking)][0])
+        why = f"stage {lacking} sees {counts[one, lacking]} micro-batches where its pipeline has {seen[one]}"
+        yield Fault("once", op, why)
+
+
+def _distinct(key: Ints, label: Ints) -> tuple[Ints, Ints]:
+    """The keys that occur, each once, with the label of each."""
+    order = np.argsort(key, kind="stable")
+    first = np.concatenate([[True], np.diff(key[order]) != 0])
+    return key[order][first], label[order][first]
+
+
+def _same(view: View, left: Bools, right: Bools, why: str) -> Iterator[Fault]:
+    there = np.zeros(int(view.batch.max()) + 1, dtype=bool)
+    there[view.batch[right]] = True
+    ops = np.flatnonzero(left)
+    for op in ops[~there[view.batch[ops]]]:
+        yield Fault("once", int(op), f"micro-batch of {view.program.name(op)} {why}")

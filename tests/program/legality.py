@@ -1,0 +1,37 @@
+"""Programs to break, and what is asked of a broken one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from synthetic import chain
+from trainplan.errors import ProgramError
+from trainplan.plan.plan import plan
+from trainplan.program.check import check, faults
+from trainplan.program.lower import lower
+from trainplan.program.program import Program
+
+PROFILE = chain(2)
+
+
+def two_stages(**fields) -> Program:
+    """1F1B on two ranks with two micro-batches."""
+    choices = {"pp": 2, "micro": 2, "schedule": "1f1b", "stages": (1,), "blocks": 2, **fields}
+    return lower(plan(**choices), PROFILE, batch=4, steps=2)
+
+
+def replicas(**fields) -> Program:
+    """Two replicas of two blocks, a gradient bucket a block."""
+    return lower(plan(dp=2, bucket=1000, blocks=2, **fields), PROFILE, batch=2)
+
+
+def rejected(program: Program, rule: str, marked: str, why: str, also: Collection[str] = ()) -> None:
+    """A program breaks one rule (and `also` others, which that entails), is said to, and the place is marked."""
+    assert {fault.rule for fault in faults(program)} == {rule, *also}
+    with pytest.raises(ProgramError, match=why) as caught:
+        check(program)
+    said, grid = str(caught.value).split("\n  rank ", 1)
+    assert f"\n  {rule}: " in said
+    assert f"»{marked}«" in grid
