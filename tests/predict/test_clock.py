@@ -12,11 +12,12 @@ from trainplan.errors import ProgramError
 from trainplan.plan.plan import plan
 from trainplan.predict import events
 from trainplan.predict.clock import play, seconds_by_kind
+from trainplan.predict.flows import Flows, no_flows
 from trainplan.program.builder import Builder
 from trainplan.program.lower import lower
 from trainplan.program.ops import COLLECTIVES, SENDS, Kind, Lane, Value
 from trainplan.program.policies import Policy
-from trainplan.program.program import Program
+from trainplan.program.program import Program, Ragged
 from trainplan.program.wiring import wire
 
 slowdowns = st.builds(Slowdown, *[st.sampled_from([1.0, 1.25, 2.0, 4.0])] * 4)
@@ -61,14 +62,27 @@ def test_no_resource_is_busy_for_longer_than_the_whole_takes(case: Case, random,
             assert (played.start[order[1:]] >= played.end[order[:-1]] - 1e-9).all()
 
 
-@examples(80)
-@given(cases(), st.randoms(use_true_random=False))
-def test_lists_and_events_agree_where_nothing_slows_down(case: Case, random) -> None:
+def random_flows(program: Program, random) -> Flows:
+    """Some messages and collectives pass one or two of three cards."""
+    talks = np.isin(program.kind, SENDS + COLLECTIVES)
+    rows = [random.sample(range(3), random.randint(0, 2)) if talks[op] else [] for op in range(len(program))]
+    cards = Ragged.of(rows)
+    share = np.array([random.choice([0.25, 0.5, 1.0, 2.0]) for _ in cards.items])
+    return Flows(
+        cards.start, cards.items, share, np.array([random.choice([0.0, 0.5, 4.0]) for _ in range(len(program))]), 3
+    )  # fmt: skip
+
+
+@examples(120)
+@given(cases(), st.randoms(use_true_random=False), st.booleans())
+def test_lists_and_events_agree_where_nothing_slows_down(case: Case, random, shared: bool) -> None:
+    """Also where messages share network cards."""
     program = case.program()
     run, issue = durations(program, random)
     wiring = wire(program)
-    played = play(program, run, issue, None, wiring)
-    start, end, order = events.play(program, wiring, run, issue, Slowdown())
+    flows = random_flows(program, random) if shared else no_flows(len(program))
+    played = play(program, run, issue, None, wiring, flows)
+    start, end, order = events.play(program, wiring, run, issue, Slowdown(), flows)
     np.testing.assert_allclose(start, played.start, atol=1e-9)
     np.testing.assert_allclose(end, played.end, atol=1e-9)
     assert sorted(order) == sorted(played.order) == list(range(len(program)))
@@ -115,6 +129,61 @@ def test_where_messages_slow_down_compute_a_faster_link_can_cost_time() -> None:
     assert play(program, slow).makespan == play(program, fast).makespan == 30
     assert play(program, slow, slowdown=noise).makespan == 30
     assert play(program, fast, slowdown=noise).makespan == 32  # 4 s at half speed
+
+
+# -- network cards ------------------------------------------------------------------------------------------------
+
+
+def at_one_card(*messages: tuple[float, float, float], lead: float = 0.0) -> list[float]:
+    """When messages of (begin, seconds, share) end that all pass one card, each from a rank of its own."""
+    build = Builder(world=2 * len(messages))
+    for k, _ in enumerate(messages):
+        build.op(2 * k, f"0F0^{k}", makes={f"h{k}": (Value.BOUNDARY, 1)})
+        made = {f"m{k}": (Value.MESSAGE, 1)}
+        build.op(2 * k, f"0SEND_F0^{k}", to=2 * k + 1, reads=[f"h{k}"], frees=[f"h{k}"], makes=made)
+        build.op(2 * k + 1, f"1RECV_F0^{k}", to=2 * k, reads=[f"m{k}"], frees=[f"m{k}"])
+    program = build.program()
+    sends = np.flatnonzero(program.kind == Kind.SEND_F)
+    run = np.zeros(len(program))
+    run[program.kind == Kind.F], run[sends] = [m[0] for m in messages], [m[1] for m in messages]
+    cards = Ragged.of([[0] if op in sends else [] for op in range(len(program))])
+    flows = Flows(cards.start, cards.items, np.array([m[2] for m in messages]), np.full(len(program), lead), 1)
+    found = []
+    for slowdown in (None, Slowdown(copy=2.0)):  # by the lists, and by events
+        found.append(play(program, run, slowdown=slowdown, flows=flows).end[sends].tolist())
+    assert found[0] == pytest.approx(found[1])
+    return found[0]
+
+
+def test_messages_share_a_network_card() -> None:
+    assert at_one_card((0, 10, 1)) == [10]
+    assert at_one_card((0, 10, 1), (0, 10, 1)) == [20, 20]
+    assert at_one_card((0, 10, 1), (0, 10, 1), (0, 10, 1)) == [30, 30, 30]
+    # The second comes when half of the first is through, and has it for itself from when the first is through.
+    assert at_one_card((0, 10, 1), (5, 10, 1)) == [15, 20]
+    # The card can carry two that ask for half of it, and three of them at two thirds of their speed.
+    assert at_one_card((0, 10, 0.5), (0, 10, 0.5)) == [10, 10]
+    assert at_one_card((0, 10, 0.5), (0, 10, 0.5), (0, 10, 0.5)) == pytest.approx([15, 15, 15])
+    # One that stands for three of its kind.
+    assert at_one_card((0, 10, 3)) == [30]
+    # Latency is not shared: both are at the card from 2 on, with 8 s of work.
+    assert at_one_card((0, 10, 1), (0, 10, 1), lead=2.0) == [18, 18]
+    assert at_one_card((0, 10, 1), (10, 10, 1), lead=2.0) == [10, 20]
+
+
+@examples(60)
+@given(cases(), st.randoms(use_true_random=False))
+def test_a_card_carries_no_more_than_it_can(case: Case, random) -> None:
+    program = case.program()
+    run, issue = durations(program, random)
+    flows = random_flows(program, random)
+    played = play(program, run, issue, flows=flows)
+    alone = play(program, run, issue)
+    assert (played.end >= alone.end - 1e-9).all()
+    asked = np.zeros(3)
+    owner = np.repeat(np.arange(len(program)), np.diff(flows.card_start))
+    np.add.at(asked, flows.card_items, flows.share * np.maximum(run - flows.lead, 0)[owner])
+    assert played.makespan >= asked.max() - 1e-9
 
 
 # -- slow-downs ---------------------------------------------------------------------------------------------------
@@ -240,6 +309,20 @@ def test_policies() -> None:
     assert served(Policy.PRIORITY, arrivals, priorities) == [1, 0, 3, 2]  # 1 was alone at 1.0; at 3.0 all others wait
     assert served(Policy.PRIORITY, [1.0, 1.0, 1.0], [2, 0, 1]) == [1, 2, 0]
     assert served(Policy.ARRIVAL, [1.0, 1.0, 1.0], [2, 0, 1]) == [0, 1, 2]  # ties always go the same way
+
+
+@pytest.mark.parametrize("policy", [Policy.ARRIVAL, Policy.PRIORITY])
+def test_a_link_carries_one_message_at_a_time_also_where_a_policy_decides(policy: Policy) -> None:
+    """Three messages of 2 s to one rank, all ready at once, and one to another rank, which does not wait for them."""
+    build = Builder(world=3)
+    build.policy(0, policy)
+    for micro, (to, priority) in enumerate(((1, 2), (1, 0), (1, 1), (2, 5))):
+        made = {f"m{micro}": (Value.MESSAGE, 1)}
+        build.op(0, f"0SEND_F{micro}>{to}", to=to, makes=made, priority=priority)
+        build.op(to, f"{to}RECV_F{micro}>0", to=0, reads=[f"m{micro}"], frees=[f"m{micro}"])
+    program = build.program()
+    end = play(program, seconds_by_kind(program, {Kind.SEND_F: 2.0})).end[program.kind == Kind.SEND_F]
+    assert end.tolist() == ([2, 4, 6, 2] if policy is Policy.ARRIVAL else [6, 2, 4, 2])
 
 
 def test_a_program_that_deadlocks_is_not_played_to_a_number() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from synthetic import chain
@@ -17,6 +17,7 @@ from trainplan.errors import PlanError
 from trainplan.plan.plan import plan
 from trainplan.predict import collectives
 from trainplan.predict.accuracy import known_error
+from trainplan.predict.cards import flows_of
 from trainplan.predict.clock import play
 from trainplan.predict.cost import Setting, costs
 from trainplan.predict.memory import peaks
@@ -34,15 +35,26 @@ def two_by_two(**fields):
 
 
 @examples(60)
-@given(cases(placed=False, dp=2), st.sampled_from([Slowdown(), Slowdown(2.0, 1.5, 3.0)]), st.booleans())
-def test_one_replica_stands_for_all(case: Case, slowdown: Slowdown, whole: bool) -> None:
-    """Same time and same memory as with every replica played. A batch that does not divide makes the first slowest."""
-    where = cluster(devices=8, rate=10.0, latency=0.25, message=0.125, slowdown=slowdown, backend=case.backend)
-    batch = case.plan.dp * case.plan.micro * 2 if whole else case.batch
+@given(
+    cases(placed=False, dp=2), st.sampled_from([Slowdown(), Slowdown(2.0, 1.5, 3.0)]), st.booleans(),
+    st.sampled_from([1, 2, 4]),
+)  # fmt: skip
+def test_one_replica_stands_for_all(case: Case, slowdown: Slowdown, whole: bool, nodes: int) -> None:
+    """Same time and same memory as with every replica played. A batch that does not divide makes the first slowest.
+
+    On several nodes the replicas meet at the network cards. (There they must be as large as each other: the first
+    replica would meet the others earlier or later than they really come.)
+    """
+    where = cluster(
+        nodes, 8 // nodes, 10.0, 0.25, 0.125, network_rate=4.0, shared=True, slowdown=slowdown, backend=case.backend
+    )
+    assume(replicas_alike(case.plan, where, case.profile))
+    batch = case.plan.dp * case.plan.micro * 2 if whole or nodes > 1 else case.batch
     found = {}
     for fold in (False, True):
         program = lower(case.plan, case.profile, batch, case.backend, steps=2, fold=fold)
-        played = play(program, *costs(program, Setting(case.profile, where, 1)), slowdown)
+        flows = flows_of(program, case.plan, where)
+        played = play(program, *costs(program, Setting(case.profile, where, 1)), slowdown, flows=flows)
         found[fold] = (step_seconds(played), played.makespan, peaks(played))
     (step, makespan, all_peaks), (folded_step, folded_makespan, folded_peaks) = found[False], found[True]
     assert folded_step == pytest.approx(step)
@@ -64,17 +76,18 @@ def test_predictions_with_and_without_all_replicas_agree() -> None:
 def test_replicas_whose_links_differ_are_not_alike() -> None:
     """Two nodes of three devices: one pipeline of three stages crosses after its first stage, the other later."""
     choices = plan(dp=2, pp=3, micro=2, schedule="gpipe", stages=(1, 2), blocks=3)
-    assert not replicas_alike(choices, cluster(nodes=2, devices=3))
-    assert replicas_alike(choices, cluster(nodes=3, devices=2))
-    assert replicas_alike(choices, cluster(nodes=1, devices=6))
+    three = chain(3)
+    assert not replicas_alike(choices, cluster(nodes=2, devices=3), three)
+    assert replicas_alike(choices, cluster(nodes=3, devices=2), three)
+    assert replicas_alike(choices, cluster(nodes=1, devices=6), three)
     # Each replica within a node, or a stage a node: alike.
-    assert replicas_alike(replace(choices, placement=(((0,), (1,), (2,)), ((3,), (4,), (5,)))), cluster(2, 3))
+    assert replicas_alike(replace(choices, placement=(((0,), (1,), (2,)), ((3,), (4,), (5,)))), cluster(2, 3), three)
     # Devices 0 and 1 of the node have a link of their own: the pipeline that runs over it is another one.
     nodes = cluster(devices=4)
     (node,) = nodes.nodes
     fast = replace(nodes, nodes=(replace(node, pairs=(Pair(0, 2, Link("fast", 0.0, 1e9)),)),))
-    assert replicas_alike(two_by_two(), nodes)
-    assert not replicas_alike(two_by_two(), fast)
+    assert replicas_alike(two_by_two(), nodes, chain(4))
+    assert not replicas_alike(two_by_two(), fast, chain(4))
     # And the prediction is then that of the slower one.
     slow_step = predict(two_by_two(), chain(4), nodes).step_s
     assert predict(two_by_two(), chain(4), fast).step_s == pytest.approx(slow_step)
@@ -103,7 +116,9 @@ def test_no_link_of_a_ring_makes_it_slower_by_being_faster() -> None:
     seconds = []
     for link in (near, replace(near, rate=12.0)):
         pairs = (Pair(0, 1, link), Pair(1, 2, far), Pair(0, 2, link))
-        seconds.append(collectives.all_reduce(replace(nodes, nodes=(replace(node, pairs=pairs),)), (0, 1, 2), 3))
+        seconds.append(
+            collectives.all_reduce(replace(nodes, nodes=(replace(node, pairs=pairs),)), (0, 1, 2), 3).seconds
+        )
     assert seconds[0] >= seconds[1]
 
 
@@ -133,17 +148,73 @@ RING = {(2, 100e6): 100_100.0, (4, 100e6): 150_300.0, (8, 100e6): 175_700.0, (2,
 @pytest.mark.parametrize(("ranks", "size"), RING)
 def test_ring_all_reduce(ranks: int, size: float) -> None:
     where = cluster(devices=8, rate=1e9, latency=50e-6)
-    assert collectives.all_reduce(where, tuple(range(ranks)), int(size)) * 1e6 == pytest.approx(RING[ranks, size])
-    assert collectives.all_reduce(where, (3,), int(size)) == 0.0
+    assert collectives.all_reduce(where, tuple(range(ranks)), int(size)).seconds * 1e6 == pytest.approx(
+        RING[ranks, size]
+    )
+    assert collectives.all_reduce(where, (3,), int(size)).seconds == 0.0
 
 
 def test_measured_curves_go_before_first_principles_within_a_node() -> None:
     curves = (Curve("all_reduce", 2, (0, 100), (1.0, 2.0)), Curve("p2p", 2, (0, 100), (3.0, 4.0)))
     where = cluster(nodes=2, devices=2, rate=100.0, collectives=curves)
-    assert collectives.all_reduce(where, (0, 1), 50) == 1.5
-    assert collectives.message(where, 0, 1, 200) == 5.0
-    assert collectives.all_reduce(where, (0, 2), 100) == 2 * 0.5  # between nodes nothing was measured
-    assert collectives.message(where, 0, 2, 50) == 0.5
+    assert collectives.all_reduce(where, (0, 1), 50).seconds == 1.5
+    assert collectives.message(where, 0, 1, 200).seconds == 5.0
+    assert collectives.all_reduce(where, (0, 2), 100).seconds == 2 * 0.5  # between nodes nothing was measured
+    assert collectives.message(where, 0, 2, 50).seconds == 0.5
+
+
+# Two nodes of four devices: 5 µs and 100 GB/s inside, 50 µs and 1 GB/s between; 100 MB. Milliseconds.
+@pytest.mark.parametrize(
+    ("backend", "shared", "wanted"),
+    [("gloo", False, 175.7), ("gloo", True, 175.7), ("nccl", False, 26.63), ("nccl", True, 101.63)],
+)
+def test_all_reduce_over_nodes(backend: str, shared: bool, wanted: float) -> None:
+    """gloo runs one ring, in which one message at a time leaves a node; NCCL also sums inside the nodes first."""
+    where = cluster(2, 4, 100e9, 5e-6, network_rate=1e9, shared=shared, backend=backend)
+    nodes = tuple(replace(n, network=replace(n.network, latency_s=50e-6)) for n in where.nodes)
+    found = collectives.all_reduce(replace(where, nodes=nodes), tuple(range(8)), 100_000_000)
+    assert found.seconds * 1e3 == pytest.approx(wanted, abs=0.005)
+    assert dict(found.cards) == pytest.approx(dict.fromkeys(range(4), 1.0) if shared else {})
+
+
+def test_a_ring_that_goes_to_and_fro_between_nodes() -> None:
+    """Ranks 0, 2, 1, 3 of two nodes: two messages of every round leave each node, over one card or two."""
+    for shared, crowd in ((False, 1), (True, 2)):
+        where = cluster(2, 2, 1e3, 0.0, network_rate=10.0, shared=shared)
+        assert collectives.ring(where, (0, 1, 2, 3), 400).seconds == pytest.approx(2 * 3 * 10)
+        assert collectives.ring(where, (0, 2, 1, 3), 400).seconds == pytest.approx(2 * 3 * 10 * crowd)
+
+
+def test_slower_rings_leave_room_at_a_card() -> None:
+    """Two bytes a second inside the nodes and ten between them: a ring asks for a fifth of the card."""
+    where = cluster(2, 2, 2.0, 0.0, network_rate=10.0, shared=True)
+    found = collectives.ring(where, (0, 1, 2, 3), 400)
+    assert found.seconds == pytest.approx(2 * 3 * 50)
+    assert dict(found.cards) == pytest.approx(dict.fromkeys(range(4), 0.2))
+
+
+def test_replicas_share_the_network_card_of_their_node() -> None:
+    """Two pipelines from node 0 to node 1: both send 10 bytes at the same time, at 10 bytes a second."""
+    for shared, each in ((False, 1.0), (True, 2.0)):
+        where = cluster(2, 2, 1e9, 0.0, network_rate=10.0, shared=shared)
+        for keep in (False, True):  # with one replica played, and with both
+            found = predict(two_by_two(schedule="naive", micro=1), chain(4), where, batch=2, keep=keep)
+            assert found.seconds_by_kind["SEND_F"] == pytest.approx(2 * each)
+            assert found.seconds_by_kind["SEND_B"] == pytest.approx(2 * each)
+
+
+def test_exchanges_of_several_stages_share_the_network_card() -> None:
+    """Stages side by side in a node, replicas over nodes: the sums of both stages pass the same cards at once."""
+    placement = (((0,), (1,)), ((2,), (3,)))  # replica → stage → rank
+    choices = two_by_two(schedule="gpipe", micro=1, placement=placement)
+    ends = {}
+    for shared in (False, True):
+        where = cluster(2, 2, 1e9, 0.0, network_rate=1000.0, shared=shared)
+        found = predict(choices, chain(4, backward=0.0), where, batch=2, keep=True)
+        ends[shared] = found.seconds_by_kind["REDUCE_GRAD"]
+    # 2000 bytes a stage on two ranks: 2 s; the second stage's is ready first, by as much as a message takes (nothing).
+    assert ends[False] == pytest.approx(4 * 2.0)
+    assert ends[True] == pytest.approx(4 * 4.0, rel=0.01)
 
 
 def test_a_cpu_prepares_and_computes_one_after_the_other() -> None:

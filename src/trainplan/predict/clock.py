@@ -2,18 +2,20 @@
 
 An operation starts when (1) what it reads has been made, (2) its resources are free, (3) the host of its rank has
 issued it: hosts go through their lists in order, spend `issue` seconds on an operation, and stop at one that they
-wait for until it ends. It ends `run` seconds later, but never before the host has finished issuing it.
+wait for until it ends. It ends `run` seconds later, but never before the host has finished issuing it; and later
+where it shares a network card with others (`flows.py`).
 
 Two ways of playing, with the same answer where both apply:
 
 * `_play_lists`: every order is fixed by the lists, so each operation's times follow from those before it: one pass
-  over the graph, in any order that respects it. This is what a search uses.
+  over the graph, in any order that respects it. Only flows are taken in the order of time. This is what a search uses.
 * `events.play`: in the order of time, with an event queue. It is needed where a rank decides by a policy, and where
   communication slows down compute on the same rank, since then a duration depends on what goes on meanwhile.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,10 +26,11 @@ from numpy.typing import NDArray
 from trainplan.cluster.cluster import Slowdown
 from trainplan.errors import ProgramError
 from trainplan.predict import events
+from trainplan.predict.flows import JOIN, Flows, balance, leave, no_flows
 from trainplan.program.ops import RECEIVES, SPECS, Kind
 from trainplan.program.program import Program
 from trainplan.program.timeline import Event, Timeline
-from trainplan.program.wiring import Wiring, wire
+from trainplan.program.wiring import Wiring, go_on, wire
 
 Floats = NDArray[np.float64]
 
@@ -70,18 +73,21 @@ def play(
     issue: Floats | None = None,
     slowdown: Slowdown | None = None,
     wiring: Wiring | None = None,
+    flows: Flows | None = None,
 ) -> Played:
-    """Play a program whose operations take `run` seconds each (and their hosts `issue` seconds to issue)."""
-    wiring = wiring or wire(program)
+    """Play a program whose operations take `run` seconds each (and their hosts `issue` seconds to issue); those that
+    are `flows` longer where they share network cards."""
+    wiring, flows = wiring or wire(program), flows or no_flows(len(program))
     run = np.ascontiguousarray(run, dtype=np.float64)
     issue = np.zeros(len(program)) if issue is None else np.ascontiguousarray(issue, dtype=np.float64)
     slows = slowdown is not None and slowdown != Slowdown()
     if slows or wiring.free.any():
-        start, end, order = events.play(program, wiring, run, issue, slowdown or Slowdown())
+        start, end, order = events.play(program, wiring, run, issue, slowdown or Slowdown(), flows)
     else:
         start, end, order = _play_lists(
-            program.lists.start, program.lists.items, program.waits, wiring.successor_start, wiring.successor_items,
-            wiring.unmet, wiring.member_start, wiring.member_items, run, issue,
+            program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet,
+            wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items, run, issue,
+            flows.card_start, flows.card_items, flows.share, np.minimum(flows.lead, run), flows.cards,
         )  # fmt: skip
     if len(order) < len(program):
         raise ProgramError(
@@ -94,67 +100,85 @@ def play(
 
 @njit(cache=True)
 def _play_lists(
-    list_start: NDArray, list_items: NDArray, waits: NDArray, succ_start: NDArray, succ_items: NDArray,
-    unmet0: NDArray, member_start: NDArray, member_items: NDArray, run: Floats, issue: Floats,
+    list_start: NDArray, list_items: NDArray, waits: NDArray, free: NDArray, unmet0: NDArray, succ_start: NDArray,
+    succ_items: NDArray, member_start: NDArray, member_items: NDArray, run: Floats, issue: Floats, card_start: NDArray,
+    card_items: NDArray, share: Floats, lead: Floats, cards: int,
 ) -> tuple[Floats, Floats, NDArray]:  # fmt: skip
-    n = len(run)
-    world = len(list_start) - 1
+    n, world = len(run), len(list_start) - 1
+    unmet = unmet0.copy()
+    # `start` holds the latest end among predecessors until the operation runs; `end` the time it was fully issued.
     start, end = np.zeros(n), np.zeros(n)
     order = np.empty(n, np.int64)
     done = 0
-    unmet = unmet0.copy()
     host = np.zeros(world)  # when the host of a rank is free to issue
     cursor = list_start[:-1].copy()
     stack = np.empty(n, np.int32)
     top = 0
-    # `start` holds the latest end among predecessors until the operation runs; `end` the time it was fully issued.
+    # Flows: those at their cards, what is left of each, since when at what speed, and when it was through.
+    flows, count, load = np.empty(n if cards else 0, np.int64), 0, np.zeros(cards)
+    left, since, factor = np.zeros(n if cards else 0), np.zeros(n if cards else 0), np.zeros(n if cards else 0)
+    through, version = np.full(n if cards else 0, -1.0), np.zeros(n if cards else 0, np.int64)
+    boarding, boarded = np.empty(n if cards else 0, np.int64), 0
+    queue = [(0.0, 0, np.int64(0), 0, np.int64(0)) for _ in range(0)]
+    serial = 0
     for rank in range(world):
-        top = _issue(rank, cursor, list_start, list_items, waits, unmet, host, start, end, issue, stack, top)
-    while top > 0:
-        top -= 1
-        op = stack[top]
-        over = max(start[op] + run[op], end[op])
-        end[op] = over
-        order[done] = op
-        done += 1
-        for k in range(succ_start[op], succ_start[op + 1]):
-            after = succ_items[k]
-            if over > start[after]:
-                start[after] = over
-            unmet[after] -= 1
-            if unmet[after] == 0:
-                stack[top] = after
-                top += 1
-        if waits[op]:
-            for k in range(member_start[op], member_start[op + 1]):
-                rank = member_items[k]
-                if over > host[rank]:
-                    host[rank] = over
-                top = _issue(rank, cursor, list_start, list_items, waits, unmet, host, start, end, issue, stack, top)
-    return start, end, order[:done]
-
-
-@njit(cache=True, inline="always")
-def _issue(
-    rank: int, cursor: NDArray, list_start: NDArray, list_items: NDArray, waits: NDArray, unmet: NDArray, host: Floats,
-    start: Floats, end: Floats, issue: Floats, stack: NDArray, top: int,
-) -> int:  # fmt: skip
-    """Let the host of a rank go on, up to and with the next operation that it waits for."""
-    while cursor[rank] < list_start[rank + 1]:
-        op = list_items[cursor[rank]]
-        cursor[rank] += 1
-        if host[rank] > start[op]:
-            start[op] = host[rank]
-        host[rank] += issue[op]
-        if host[rank] > end[op]:
-            end[op] = host[rank]
-        unmet[op] -= 1
-        if unmet[op] == 0:
-            stack[top] = op
-            top += 1
-        if waits[op]:
+        top = go_on(rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top)
+    while True:
+        while top > 0:
+            top -= 1
+            op = stack[top]
+            over = start[op] + run[op]
+            if cards and card_start[op] < card_start[op + 1]:
+                if through[op] < 0:
+                    boarding[boarded] = op
+                    boarded += 1
+                    continue
+                over = through[op]
+            over = max(over, end[op])
+            end[op] = over
+            order[done] = op
+            done += 1
+            for k in range(succ_start[op], succ_start[op + 1]):
+                after = succ_items[k]
+                if over > start[after]:
+                    start[after] = over
+                unmet[after] -= 1
+                if unmet[after] == 0:
+                    stack[top] = after
+                    top += 1
+            if waits[op]:
+                for k in range(member_start[op], member_start[op + 1]):
+                    rank = member_items[k]
+                    if over > host[rank]:
+                        host[rank] = over
+                    top = go_on(
+                        rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top
+                    )  # fmt: skip
+        # All that is known by now has been played; what is left waits for a flow. The next thing to happen to the
+        # flows is therefore the next in the queue: whatever comes later is a consequence of it.
+        while boarded > 0:
+            boarded -= 1
+            flow = boarding[boarded]
+            heapq.heappush(queue, (start[flow] + lead[flow], serial, flow, JOIN, np.int64(0)))
+            serial += 1
+        if len(queue) == 0:
             break
-    return top
+        now, _, flow, what, stamp = heapq.heappop(queue)
+        if what == JOIN:
+            left[flow], factor[flow] = run[flow] - lead[flow], 0.0
+            flows[count] = flow
+            count += 1
+        elif stamp == version[flow]:
+            through[flow] = now
+            count = leave(flows, count, flow)  # type: ignore[arg-type]
+            stack[top] = flow
+            top += 1
+        else:
+            continue  # overtaken
+        serial = balance(
+            queue, serial, now, flows, count, card_start, card_items, share, load, left, since, factor, version
+        )  # fmt: skip
+    return start, end, order[:done]
 
 
 def seconds_by_kind(program: Program, table: dict[Kind, float]) -> Floats:

@@ -1,14 +1,41 @@
 """Seconds of messages and collectives: measured curves where the cluster was probed, first principles elsewhere.
 
-First principles for an all-reduce of B bytes on W ranks is the ring, whatever the backend does inside:
-2 (W − 1) messages one after the other, each of B/W bytes, over the slowest link of the ring.
+First principles for an all-reduce of B bytes on W ranks, of which m sit on each of n nodes:
+
+    ring          2 (W − 1) messages one after the other, each of B/W bytes; all ranks send at once and then wait for
+                  each other, so a round takes as long as its slowest message. Ranks of a node stand side by side in
+                  the ring, so that one message of a round leaves the node, and one comes in.
+    hierarchical  the ranks of each node scatter the sum among themselves, m rings over the nodes sum the pieces of B/m
+                  bytes side by side, and the ranks of each node gather: 2 (m − 1) messages of B/m inside, and 2 (n − 1)
+                  messages of B/(m n) between nodes; where a node has one network card, m of these share it.
+
+gloo runs the ring. NCCL chooses, and uses all cards that there are: the faster of the two.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
 import numpy as np
 
 from trainplan.cluster.cluster import Cluster, Curve
+
+Cards = tuple[tuple[int, float], ...]  # (card, share of its rate)
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A message or a collective that nobody disturbs."""
+
+    lead_s: float  # in which it disturbs nobody either: latencies, and what happens inside nodes
+    bytes_s: float = 0.0  # in which its bytes pass network cards that it shares with others
+    cards: Cards = ()  # these
+
+    @property
+    def seconds(self) -> float:
+        return self.lead_s + self.bytes_s
 
 
 def on_curve(curve: Curve, size: float) -> float:
@@ -39,23 +66,85 @@ def is_probed(cluster: Cluster, source: int, target: int) -> bool:
     return _one_node(cluster, (source, target)) and _curve(cluster, "p2p", 2) is not None
 
 
-def message(cluster: Cluster, source: int, target: int, size: int) -> float:
-    """Seconds that a message holds the link."""
+# -- messages -----------------------------------------------------------------------------------------------------
+
+
+def message(cluster: Cluster, source: int, target: int, size: int) -> Talk:
+    """A message that holds its link."""
     curve = _curve(cluster, "p2p", 2) if _one_node(cluster, (source, target)) else None
     if curve is not None:
-        return on_curve(curve, size)
+        return Talk(on_curve(curve, size))
     link = cluster.link(source, target)
-    return link.latency_s + size / link.rate
+    cards = cards_between(cluster, source, target)
+    if not cards:
+        return Talk(link.latency_s + size / link.rate)
+    return Talk(link.latency_s, size / link.rate, tuple((card, link.rate / rate) for card, rate in cards.items()))
 
 
-def all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> float:
-    """Seconds of a sum over the members of `size` bytes each."""
+def cards_between(cluster: Cluster, source: int, target: int) -> dict[int, float]:
+    """The shared network cards that a message passes, with their rates: a node's way out, and another's way in."""
+    a, b = cluster.node_of(source), cluster.node_of(target)
+    if a == b:
+        return {}
+    ways = ((2 * a, cluster.nodes[a].network), (2 * b + 1, cluster.nodes[b].network))
+    return {card: network.rate for card, network in ways if network is not None and network.shared}
+
+
+# -- collectives --------------------------------------------------------------------------------------------------
+
+
+def all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
+    """A sum over the members of `size` bytes each."""
     ranks = len(members)
     if ranks == 1:
-        return 0.0
+        return Talk(0.0)
     curve = _curve(cluster, "all_reduce", ranks) if _one_node(cluster, members) else None
     if curve is not None:
-        return on_curve(curve, size)
-    ring = [cluster.link(a, b) for a, b in zip(members, (*members[1:], members[0]), strict=True)]
-    # All ranks send at once and then wait for each other: a round takes as long as its slowest message.
-    return 2 * (ranks - 1) * max(link.latency_s + size / ranks / link.rate for link in ring)
+        return Talk(on_curve(curve, size))
+    flat = ring(cluster, members, size)
+    if cluster.backend != "nccl":
+        return flat
+    tiered = hierarchical(cluster, members, size)
+    return flat if tiered is None or flat.seconds <= tiered.seconds else tiered
+
+
+def ring(cluster: Cluster, members: tuple[int, ...], size: float) -> Talk:
+    """All ranks in one ring, in their order."""
+    rounds, piece = 2 * (len(members) - 1), size / len(members)
+    hops = list(pairwise((*members, members[0])))
+    passing = Counter(card for a, b in hops for card in cards_between(cluster, a, b))  # messages of one round
+
+    def seconds(a: int, b: int) -> tuple[float, float]:
+        link = cluster.link(a, b)
+        crowd = max((passing[c] * link.rate / rate for c, rate in cards_between(cluster, a, b).items()), default=1.0)
+        return link.latency_s, piece / link.rate * max(crowd, 1.0)
+
+    latency, transfer = max((seconds(a, b) for a, b in hops), key=sum)
+    cards = {card: rate for a, b in hops for card, rate in cards_between(cluster, a, b).items()}
+    if not cards or not transfer:
+        return Talk(rounds * (latency + transfer))
+    shares = tuple((card, passing[card] * piece / rate / transfer) for card, rate in sorted(cards.items()))
+    return Talk(rounds * latency, rounds * transfer, shares)
+
+
+def hierarchical(cluster: Cluster, members: tuple[int, ...], size: float) -> Talk | None:
+    """Within nodes, between nodes, within nodes. None where nodes hold different numbers of members, or only one."""
+    nodes: dict[int, list[int]] = {}
+    for rank in members:
+        nodes.setdefault(cluster.node_of(rank), []).append(rank)
+    inside = {len(ranks) for ranks in nodes.values()}
+    if len(nodes) == 1 or len(inside) > 1 or inside == {1}:
+        return None
+    m = inside.pop()
+    local = max(ring(cluster, tuple(ranks), size).seconds for ranks in nodes.values())
+    columns = [ring(cluster, column, size / m) for column in zip(*nodes.values(), strict=True)]
+    slowest = max(columns, key=lambda talk: talk.seconds)
+    if not slowest.cards:
+        return Talk(local + slowest.seconds)
+    asked: Counter[int] = Counter()  # of each card, by all rings together
+    for talk in columns:
+        for card, share in talk.cards:
+            asked[card] += share  # type: ignore[assignment]
+    crowd = max(1.0, *asked.values())
+    shares = tuple((card, share / crowd) for card, share in sorted(asked.items()))
+    return Talk(local + slowest.lead_s, slowest.bytes_s * crowd, shares)

@@ -64,7 +64,7 @@ def _backward_weight(c: CostClass, s: Setting) -> tuple[float, float]:
 
 def _send(c: CostClass, s: Setting) -> tuple[float, float]:
     host = s.cluster.link(c.rank, c.peer).message_s * c.tensors
-    return collectives.message(s.cluster, c.rank, c.peer, c.bytes), host
+    return collectives.message(s.cluster, c.rank, c.peer, c.bytes).seconds, host
 
 
 def _receive(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -75,7 +75,7 @@ def _receive(c: CostClass, s: Setting) -> tuple[float, float]:
 
 
 def _all_reduce(c: CostClass, s: Setting) -> tuple[float, float]:
-    return collectives.all_reduce(s.cluster, c.members, c.bytes), s.cluster.dispatch_s
+    return collectives.all_reduce(s.cluster, c.members, c.bytes).seconds, s.cluster.dispatch_s
 
 
 def _step(c: CostClass, s: Setting) -> tuple[float, float]:

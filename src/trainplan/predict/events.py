@@ -1,9 +1,9 @@
 """Playing a program in the order of time, for what the lists alone do not decide.
 
-Two things need it. A rank with a **policy** takes the best of what is ready whenever it is free. And **slow-downs**:
-while a rank sends, receives, copies or takes part in a collective, its compute goes on at 1/slowdown of its speed, so
-the end of a compute operation moves whenever communication on its rank starts or stops. An event that has been
-overtaken is recognised by its version number and dropped.
+Two things need it. A rank with a **policy** takes the best of what is ready, whenever its device (or one of its links)
+is free. And **slow-downs**: while a rank sends, receives, copies or takes part in a collective, its compute goes on at
+1/slowdown of its speed, so the end of a compute operation moves whenever communication on its rank starts or stops. An
+event that has been overtaken is recognised by its version number and dropped.
 """
 
 # Compiled code: to numba a numpy integer and a Python one are the same.
@@ -18,19 +18,19 @@ from numba import njit
 from numpy.typing import NDArray
 
 from trainplan.cluster.cluster import Slowdown
+from trainplan.predict.flows import END, JOIN, START, Flows, balance, leave
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.policies import goes_before
 from trainplan.program.program import Program
-from trainplan.program.wiring import Wiring
+from trainplan.program.wiring import Wiring, go_on
 
 Floats = NDArray[np.float64]
-_START, _END = 0, 1
 # What an operation does to compute beside it.
 _QUIET, _MESSAGE, _COLLECTIVE, _COPY, _COMPUTE = 0, 1, 2, 3, 4
 
 
 def play(
-    program: Program, wiring: Wiring, run: Floats, issue: Floats, slowdown: Slowdown
+    program: Program, wiring: Wiring, run: Floats, issue: Floats, slowdown: Slowdown, flows: Flows
 ) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Start, end and order of completion; the order is short where the program deadlocks."""
     noise = np.zeros(len(Kind), dtype=np.int64)
@@ -46,19 +46,32 @@ def play(
     priority = program.priority if program.priority is not None else np.zeros(len(program), dtype=np.int64)
     policy = np.array(program.policy or (0,) * program.world, dtype=np.int64)
     factors = np.array([slowdown.send, slowdown.receive, slowdown.collective, slowdown.copy])
+    claim_start, claim_items = _claims(program, wiring)
     return _play(
-        program.lists.start, program.lists.items, program.waits, wiring.successor_start, wiring.successor_items,
-        wiring.unmet, wiring.member_start, wiring.member_items, wiring.free, policy, priority, program.rank,
-        program.peer,
-        noise[program.kind], factors, run, issue,
+        program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet,
+        wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items, policy, priority,
+        program.rank, program.peer, noise[program.kind], factors, claim_start, claim_items,
+        len(program.resource_rank), run, issue, flows.card_start, flows.card_items, flows.share,
+        np.minimum(flows.lead, run), flows.cards,
     )  # fmt: skip
+
+
+def _claims(program: Program, wiring: Wiring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Operation → what it holds of ranks with a policy, as a ragged array: no list says who has it when."""
+    holds = program.holds
+    claimed = wiring.free[program.resource_rank[holds.items]]
+    start = np.zeros(len(program) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(holds.owner[claimed], minlength=len(program)), out=start[1:])
+    return start, holds.items[claimed]
 
 
 @njit(cache=True)
 def _play(
-    list_start: NDArray, list_items: NDArray, waits: NDArray, succ_start: NDArray, succ_items: NDArray,
-    unmet0: NDArray, member_start: NDArray, member_items: NDArray, free: NDArray, policy: NDArray, priority: NDArray,
-    rank_of: NDArray, peer_of: NDArray, noise: NDArray, factors: Floats, run: Floats, issue: Floats,
+    list_start: NDArray, list_items: NDArray, waits: NDArray, free: NDArray, unmet0: NDArray, succ_start: NDArray,
+    succ_items: NDArray, member_start: NDArray, member_items: NDArray, policy: NDArray, priority: NDArray,
+    rank_of: NDArray, peer_of: NDArray, noise: NDArray, factors: Floats, claim_start: NDArray, claim_items: NDArray,
+    resources: int, run: Floats, issue: Floats, card_start: NDArray, card_items: NDArray, share: Floats, lead: Floats,
+    cards: int,
 ) -> tuple[Floats, Floats, NDArray]:  # fmt: skip
     n, world = len(run), len(list_start) - 1
     unmet = unmet0.copy()
@@ -74,108 +87,119 @@ def _play(
     left, since, factor = np.zeros(world), np.zeros(world), np.ones(world)
     version = np.zeros(n, np.int64)
     active = np.zeros((world, 4), np.int64)  # sends, receives, collectives, copies that go on
-    busy = np.zeros(world, np.bool_)  # of ranks with a policy
-    waiting = [np.int64(0) for _ in range(0)]  # operations that are ready on ranks with a policy
+    busy = np.zeros(resources, np.bool_)  # of ranks with a policy
+    waiting = [np.int64(0) for _ in range(0)]  # operations that are ready and want such a resource
+    # The same of flows at their cards, and what is asked of each card.
+    flows, count, load = np.empty(n if cards else 0, np.int64), 0, np.zeros(cards)
+    work, met, slower = np.zeros(n if cards else 0), np.zeros(n if cards else 0), np.zeros(n if cards else 0)
     serial = 0
     queue = [(0.0, 0, np.int64(0), 0, np.int64(0)) for _ in range(0)]
 
-    todo = np.empty(n, np.int64)
+    todo = np.empty(n, np.int32)
     top = 0
     for op in range(n):
         if unmet[op] == 0:
             todo[top] = op
             top += 1
     for rank in range(world):
-        top = _issue(rank, cursor, list_start, list_items, waits, unmet, host, ready, issued, issue, todo, top, free)
+        top = go_on(rank, cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue, todo, top)
     now = 0.0
     while True:
         # What has become ready: on a rank with a policy it queues up, elsewhere it starts when its host issued it.
         while top > 0:
             top -= 1
-            op = todo[top]
-            if free[rank_of[op]] and noise[op] == 4:
+            op = np.int64(todo[top])
+            if claim_start[op] < claim_start[op + 1]:
                 waiting.append(op)
             else:
-                heapq.heappush(queue, (max(ready[op], now), serial, op, 0, np.int64(0)))
+                heapq.heappush(queue, (max(ready[op], now), serial, op, START, np.int64(0)))
                 serial += 1
         # It decides when all that happens at this moment has happened, so that simultaneous arrivals are seen together.
-        settled = len(queue) == 0 or queue[0][0] > now
-        for rank in range(world):
-            if settled and free[rank] and not busy[rank]:
-                best = -1
-                for k in range(len(waiting)):
-                    op = waiting[k]
-                    if rank_of[op] == rank and (
-                        best < 0
-                        or goes_before(
-                            policy[rank], ready[op], priority[op], op,
-                            ready[waiting[best]], priority[waiting[best]], waiting[best],
-                        )
-                    ):  # fmt: skip
-                        best = k
-                if best >= 0:
-                    busy[rank] = True
-                    heapq.heappush(queue, (max(ready[waiting[best]], now), serial, waiting[best], 0, np.int64(0)))
-                    serial += 1
-                    waiting.pop(best)
+        deciding = len(waiting) > 0 and (len(queue) == 0 or queue[0][0] > now)
+        while deciding:
+            best = _choose(waiting, claim_start, claim_items, busy, policy, rank_of, ready, priority)
+            deciding = best >= 0
+            if deciding:
+                op = waiting.pop(best)
+                for k in range(claim_start[op], claim_start[op + 1]):
+                    busy[claim_items[k]] = True
+                heapq.heappush(queue, (max(ready[op], now), serial, op, START, np.int64(0)))
+                serial += 1
         if len(queue) == 0:
             break
         now, _, op, what, stamp = heapq.heappop(queue)
-        if what == 1 and stamp != version[op]:
+        if what == END and stamp != version[op]:
             continue
         rank = rank_of[op]
-        if what == 0:
+        flowing = card_start[op] < card_start[op + 1] and slower[op] >= 0
+        if what == JOIN:
+            work[op], slower[op] = run[op] - lead[op], 0.0
+            flows[count] = op
+            count += 1
+            serial = balance(
+                queue, serial, now, flows, count, card_start, card_items, share, load, work, met, slower, version
+            )  # fmt: skip
+            continue
+        if what == END and flowing and now < issued[op]:  # its bytes are through, and its host is still at it
+            slower[op] = -1.0
+            count = leave(flows, count, op)
+            version[op] += 1
+            heapq.heappush(queue, (issued[op], serial, op, END, version[op]))
+            serial = balance(
+                queue, serial + 1, now, flows, count, card_start, card_items, share, load, work, met, slower, version
+            )  # fmt: skip
+            continue
+        if what == START:
             start[op] = now
-            if noise[op] == 4:
+            if noise[op] == _COMPUTE:
                 running[rank], left[rank], since[rank] = op, run[op], now
                 factor[rank] = _factor(active, rank, factors)
-                heapq.heappush(queue, (max(now + left[rank] * factor[rank], issued[op]), serial, op, 1, version[op]))
+                over = max(now + left[rank] * factor[rank], issued[op])
+                heapq.heappush(queue, (over, serial, op, END, version[op]))
+            elif flowing:
+                heapq.heappush(queue, (now + lead[op], serial, op, JOIN, np.int64(0)))
             else:
-                heapq.heappush(queue, (max(now + run[op], issued[op]), serial, op, 1, version[op]))
+                heapq.heappush(queue, (max(now + run[op], issued[op]), serial, op, END, version[op]))
             serial += 1
         else:
             end[op] = now
             order[done] = op
             done += 1
+            if flowing:
+                count = leave(flows, count, op)
+                serial = balance(
+                    queue, serial, now, flows, count, card_start, card_items, share, load, work, met, slower, version
+                )  # fmt: skip
             for k in range(succ_start[op], succ_start[op + 1]):
                 after = succ_items[k]
-                ready[after] = max(ready[after], now)
+                if now > ready[after]:
+                    ready[after] = now
                 unmet[after] -= 1
                 if unmet[after] == 0:
                     todo[top] = after
                     top += 1
-            if noise[op] == 4:
+            if noise[op] == _COMPUTE:
                 running[rank] = -1
-                if free[rank]:
-                    busy[rank] = False
+            for k in range(claim_start[op], claim_start[op + 1]):
+                busy[claim_items[k]] = False
             if waits[op]:
                 for k in range(member_start[op], member_start[op + 1]):
                     member = member_items[k]
-                    host[member] = max(host[member], now)
-                    top = _issue(
-                        member,
-                        cursor,
-                        list_start,
-                        list_items,
-                        waits,
-                        unmet,
-                        host,
-                        ready,
-                        issued,
-                        issue,
-                        todo,
+                    if now > host[member]:
+                        host[member] = now
+                    top = go_on(
+                        member, cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue, todo,
                         top,
-                        free,
-                    )
+                    )  # fmt: skip
         # Communication that starts or stops changes the speed of compute on the ranks that it touches.
-        if noise[op] == 4 or noise[op] == 0:
+        if noise[op] == _COMPUTE or noise[op] == _QUIET:
             continue
-        change = 1 if what == 0 else -1
-        if noise[op] == 1:
+        change = 1 if what == START else -1
+        if noise[op] == _MESSAGE:
             active[rank, 0] += change
             if peer_of[op] >= 0:
                 active[peer_of[op], 1] += change
-        elif noise[op] == 3:
+        elif noise[op] == _COPY:
             active[rank, 3] += change
         else:
             for k in range(member_start[op], member_start[op + 1]):
@@ -190,9 +214,34 @@ def _play(
             factor[touched] = _factor(active, touched, factors)
             version[current] += 1
             over = max(now + max(left[touched], 0.0) * factor[touched], issued[current])
-            heapq.heappush(queue, (over, serial, current, 1, version[current]))
+            heapq.heappush(queue, (over, serial, current, END, version[current]))
             serial += 1
     return start, end, order[:done]
+
+
+@njit(cache=True)
+def _choose(
+    waiting: list[int], claim_start: NDArray, claim_items: NDArray, busy: NDArray, policy: NDArray, rank_of: NDArray,
+    ready: Floats, priority: NDArray,
+) -> int:  # fmt: skip
+    """The place among those who wait of one that can have what it claims and is not outdone by another; -1: none."""
+    best = -1
+    for k in range(len(waiting)):
+        op = waiting[k]
+        idle = True
+        for c in range(claim_start[op], claim_start[op + 1]):
+            idle = idle and not busy[claim_items[c]]
+        if not idle:
+            continue
+        if best < 0:
+            best = k
+            continue
+        other = waiting[best]
+        if claim_items[claim_start[op]] == claim_items[claim_start[other]] and goes_before(
+            policy[rank_of[op]], ready[op], priority[op], op, ready[other], priority[other], other
+        ):
+            best = k
+    return best
 
 
 @njit(cache=True)
@@ -202,26 +251,3 @@ def _factor(active: NDArray, rank: int, factors: Floats) -> float:
         if active[rank, kind] > 0 and factors[kind] > slowest:
             slowest = factors[kind]
     return slowest
-
-
-@njit(cache=True)
-def _issue(
-    rank: int, cursor: NDArray, list_start: NDArray, list_items: NDArray, waits: NDArray, unmet: NDArray, host: Floats,
-    ready: Floats, issued: Floats, issue: Floats, todo: NDArray, top: int, free: NDArray,
-) -> int:  # fmt: skip
-    """Let the host of a rank go on, up to and with the next operation that it waits for."""
-    if free[rank]:
-        return top
-    while cursor[rank] < list_start[rank + 1]:
-        op = list_items[cursor[rank]]
-        cursor[rank] += 1
-        ready[op] = max(ready[op], host[rank])
-        host[rank] += issue[op]
-        issued[op] = max(issued[op], host[rank])
-        unmet[op] -= 1
-        if unmet[op] == 0:
-            todo[top] = op
-            top += 1
-        if waits[op]:
-            break
-    return top

@@ -13,12 +13,14 @@ from trainplan.errors import PlanError
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 from trainplan.predict.accuracy import Accuracy, known_error
+from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
 from trainplan.predict.cost import Setting, costs
 from trainplan.predict.memory import Peak, peaks
 from trainplan.profile.profile import Profile
 from trainplan.program.check import check
 from trainplan.program.lower import lower
+from trainplan.program.lower.edges import edges
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.timeline import Timeline
 from trainplan.program.wiring import wire
@@ -80,13 +82,13 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     if plan.world > cluster.world:
         why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
         raise PlanError(f"plan {plan_text.text(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
-    fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster)
+    fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster, profile)
     program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold)
     wiring = wire(program)
     check(program, wiring)
     setting = Setting(profile, cluster, busy_ranks(plan, cluster))
     run, issue = costs(program, setting)
-    played = play(program, run, issue, cluster.slowdown, wiring)
+    played = play(program, run, issue, cluster.slowdown, wiring, flows_of(program, plan, cluster))
     step_s = step_seconds(played)
     free = run.copy()
     lanes = np.array([SPECS[kind].lane for kind in Kind])
@@ -126,7 +128,7 @@ def step_seconds(played: Played) -> float:
     return ends[-1] - ends[-2]
 
 
-def replicas_alike(plan: Plan, cluster: Cluster) -> bool:
+def replicas_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
     """Whether all replicas run on equal devices and talk over equal links, so that one of them stands for all.
 
     Equal machines are not enough: of two pipelines over three stages on two nodes one may cross from node to node
@@ -141,7 +143,19 @@ def replicas_alike(plan: Plan, cluster: Cluster) -> bool:
         places = [cluster.ranks[stage[0]] for stage in pipeline]
         return tuple((names.setdefault(node, len(names)), device if paired else 0) for node, device in places)
 
-    return len({shape(pipeline) for pipeline in plan.placement}) == 1
+    return len({shape(pipeline) for pipeline in plan.placement}) == 1 and _meet_alike(plan, cluster, profile)
+
+
+def _meet_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
+    """Whether the messages of all replicas meet as many others at the network cards of their nodes."""
+    if not shares_cards(cluster):
+        return True
+    for edge in edges(profile, plan.bounds):
+        for ends in ((edge.source, edge.target), (edge.target, edge.source)):
+            crowds = [sorted(cards.items()) for cards in meeting(plan, cluster, *ends)]
+            if len({tuple((card % 2, crowd) for card, crowd in cards) for cards in crowds}) > 1:
+                return False
+    return True
 
 
 def busy_ranks(plan: Plan, cluster: Cluster) -> int:

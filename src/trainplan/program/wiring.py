@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainplan.program.program import Bools, Ints, Program, Ragged
 
+Floats = NDArray[np.float64]
 Small = NDArray[np.int32]  # walking the graph is bound by memory, and no program has 2³¹ operations
 
 
@@ -116,32 +117,64 @@ def _successors(
     return start[: n + 1], items, unmet
 
 
+@njit(cache=True, inline="always")
+def go_on(
+    rank: int, cursor: Ints, list_start: Ints, list_items: Ints, waits: Bools, free: Bools, unmet: Small, host: Floats,
+    ready: Floats, issued: Floats, issue: Floats, stack: Small, top: int,
+) -> int:  # fmt: skip
+    """Let the host of a rank go on, up to and with the next operation that it waits for.
+
+    What can run now is put on the stack, whose new height is returned. `ready` is when everything that an operation
+    waits for is there, `issued` when its host has finished issuing it.
+    """
+    if free[rank]:
+        return top
+    while cursor[rank] < list_start[rank + 1]:
+        op = list_items[cursor[rank]]
+        cursor[rank] += 1
+        if host[rank] > ready[op]:
+            ready[op] = host[rank]
+        host[rank] += issue[op]
+        if host[rank] > issued[op]:
+            issued[op] = host[rank]
+        unmet[op] -= 1
+        if unmet[op] == 0:
+            stack[top] = op
+            top += 1
+        if waits[op]:
+            break
+    return top
+
+
 def stuck(program: Program, wiring: Wiring) -> Ints:
     """The operations that can never run; empty for a program that ends."""
     done = _run_without_time(
-        program.lists.start, program.lists.items, program.waits, wiring.successor_start, wiring.successor_items,
-        wiring.unmet, wiring.member_start, wiring.member_items, wiring.free,
+        program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet.copy(),
+        wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items,
     )  # fmt: skip
     return np.flatnonzero(~done)
 
 
 @njit(cache=True)
 def _run_without_time(
-    list_start: Ints, list_items: Ints, waits: Bools, succ_start: Small, succ_items: Small, unmet0: Small,
-    member_start: Small, member_items: Small, free: Bools,
+    list_start: Ints, list_items: Ints, waits: Bools, free: Bools, unmet: Small, succ_start: Small, succ_items: Small,
+    member_start: Small, member_items: Small,
 ) -> Bools:  # fmt: skip
-    n = len(unmet0)
-    unmet = unmet0.copy()
+    n, world = len(unmet), len(list_start) - 1
     done = np.zeros(n, np.bool_)
+    nothing = np.zeros(n)  # seconds: nothing takes any, and everything happens at once
+    host = np.zeros(world)
+    cursor = list_start[:-1].copy()
     stack = np.empty(n, np.int32)
     top = 0
-    cursor = list_start[:-1].copy()
     for op in range(n):
         if unmet[op] == 0:
             stack[top] = op
             top += 1
-    for rank in range(len(cursor)):
-        top = _issue(rank, cursor, list_start, list_items, waits, unmet, stack, top, free)
+    for rank in range(world):
+        top = go_on(
+            rank, cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing, nothing, stack, top
+        )  # fmt: skip
     while top > 0:
         top -= 1
         op = stack[top]
@@ -154,25 +187,8 @@ def _run_without_time(
                 top += 1
         if waits[op]:
             for k in range(member_start[op], member_start[op + 1]):
-                top = _issue(member_items[k], cursor, list_start, list_items, waits, unmet, stack, top, free)
+                top = go_on(
+                    member_items[k], cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing,
+                    nothing, stack, top,
+                )  # fmt: skip
     return done
-
-
-@njit(cache=True)
-def _issue(
-    rank: int, cursor: Ints, list_start: Ints, list_items: Ints, waits: Bools, unmet: Small, stack: Small, top: int,
-    free: Bools,
-) -> int:  # fmt: skip
-    """Let a rank's host go on, up to and with the next operation that it waits for."""
-    if free[rank]:
-        return top
-    while cursor[rank] < list_start[rank + 1]:
-        op = list_items[cursor[rank]]
-        cursor[rank] += 1
-        unmet[op] -= 1
-        if unmet[op] == 0:
-            stack[top] = op
-            top += 1
-        if waits[op]:
-            break
-    return top

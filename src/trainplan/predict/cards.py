@@ -1,0 +1,77 @@
+"""Which operations of a program meet at the network cards of the nodes.
+
+A card is shared by everything that leaves its node (or comes in) at a moment. Where replicas are alike and only the
+first is played, its messages stand for those of all: they meet the others' at the card.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainplan.cluster.cluster import Cluster
+from trainplan.plan.plan import Plan
+from trainplan.predict.collectives import Talk, all_reduce, cards_between, message
+from trainplan.predict.flows import Flows
+from trainplan.program.ops import RECEIVES, SPECS, Kind
+from trainplan.program.program import CostClass, Program
+
+Shares = dict[int, float]  # card → share of its rate that is asked for
+
+
+def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
+    """The flows of a program; None where nothing shares a card with anything."""
+    if not shares_cards(cluster):
+        return None
+    stage = {plan.rank(0, s): s for s in range(plan.pp)}
+
+    def talks(c: CostClass) -> list[Talk]:
+        """Of a class that stands for all replicas: those of all of them, the first one first."""
+        replicas = range(program.replicas)
+        if c.kind is Kind.NORM:  # over the stages of one replica
+            pipelines = [tuple(sorted(plan.rank(r, s) for s in range(plan.pp))) for r in replicas]
+            return [all_reduce(cluster, ranks, c.bytes) for ranks in (pipelines if len(replicas) > 1 else [c.members])]
+        if SPECS[c.kind].collective:
+            return [all_reduce(cluster, c.members, c.bytes)]
+        if not SPECS[c.kind].message or c.kind in RECEIVES:
+            return [Talk(0.0)]
+        if len(replicas) == 1 or not cards_between(cluster, c.rank, c.peer):
+            return [message(cluster, c.rank, c.peer, c.bytes)]
+        here, there = stage[c.rank], stage[c.peer]
+        return [message(cluster, plan.rank(r, here), plan.rank(r, there), c.bytes) for r in replicas]
+
+    found = [_together(talks(c)) for c in program.classes]
+    if not any(cards for _, cards in found):
+        return None
+    count = np.array([len(cards) for _, cards in found], dtype=np.int64)
+    begin = np.concatenate([[0], np.cumsum(count)])
+    items = np.array([card for _, cards in found for card in cards], dtype=np.int64)
+    share = np.array([value for _, cards in found for value in cards.values()], dtype=np.float64)
+    cost = program.cost
+    start = np.concatenate([[0], np.cumsum(count[cost])])
+    which = np.repeat(begin[cost] - start[:-1], count[cost]) + np.arange(start[-1])
+    lead = np.array([seconds for seconds, _ in found])
+    return Flows(start, items[which], share[which], lead[cost], 2 * len(cluster.nodes))
+
+
+def shares_cards(cluster: Cluster) -> bool:
+    """Whether the devices of a node share a way out."""
+    return any(node.network is not None and node.network.shared for node in cluster.nodes)
+
+
+def _together(talks: list[Talk]) -> tuple[float, Shares]:
+    """Lead of the first, and what all of them together ask of its cards."""
+    asked: Shares = {}
+    for talk in talks:
+        for card, share in talk.cards:
+            asked[card] = asked.get(card, 0.0) + share
+    return talks[0].lead_s, {card: asked[card] for card, _ in talks[0].cards}
+
+
+def meeting(plan: Plan, cluster: Cluster, source: int, target: int) -> list[Shares]:
+    """Of every replica, for a message between two stages: by card, how many replicas' messages pass it."""
+    ways = [cards_between(cluster, plan.rank(r, source), plan.rank(r, target)) for r in range(plan.dp)]
+    count: Shares = {}
+    for cards in ways:
+        for card in cards:
+            count[card] = count.get(card, 0.0) + 1.0
+    return [{card: count[card] for card in cards} for cards in ways]
