@@ -41,14 +41,16 @@ sleep, sleep_back = torch.ops.trainplan_tests.sleep.default, torch.ops.trainplan
 
 # Seconds that a block takes besides sleeping, which it sleeps less: found by `wake`.
 _spare = {"forward": 0.0, "backward": 0.0}
+_late: list[float] = []  # seconds by which the system woke us too late, every time
 
 
 def _nap(x: Tensor, seconds: float, spare: float) -> Tensor:
     """What comes in, after so many seconds a sample."""
     until = time.perf_counter() + seconds * len(x) - spare
     time.sleep(max(0.0, seconds * len(x) - spare - SPIN))
-    while time.perf_counter() < until:
+    while (now := time.perf_counter()) < until:
         pass
+    _late.append(now - until)
     return x.clone()
 
 
@@ -183,6 +185,13 @@ def train(rank: int, world: int, plan: Plan, batch: int, warm_up: int, steps: in
         dist.barrier()
         trainer.close()
     return measured
+
+
+def lateness(rank: int, world: int) -> float:
+    """Seconds by which this rank was woken too late since this was last asked: what a busy machine takes."""
+    seconds = sum(_late)
+    _late.clear()
+    return seconds
 
 
 def _systems() -> list[Case]:

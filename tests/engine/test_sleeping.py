@@ -1,9 +1,11 @@
 """Schedules on the clock: where blocks only sleep, a step takes as long as predicted, and so does every kind of it.
 
-A busy machine makes a step longer now and then; a wrong schedule makes it longer every time. So whoever is off is
-measured again, twice.
+A busy machine wakes sleepers too late, and we know by how much: that share of a step is allowed for, twice over (a
+late rank makes others wait). And it does so now and then, while a wrong schedule is wrong every time: so whoever is off
+is measured again, twice.
 """
 
+from collections.abc import Callable
 from statistics import median
 
 import pytest
@@ -20,22 +22,27 @@ CLOSE = 0.05
 TRIES = 3
 
 
-def run(case: Case) -> RunResult:
-    arguments = (case.plan, case.sizes[0], WARM_UP, STEPS)
+def run(case: Case) -> tuple[RunResult, float]:
+    """Some steps under a plan, and the share of them by which the machine woke its sleepers too late."""
     world = case.plan.world
-    ranks = [sleeping.train(0, 1, *arguments)] if world == 1 else pool(world).run(sleeping.train, *arguments)
-    return together(ranks, case.plan, WARM_UP)
+
+    def everywhere(function: Callable, *arguments) -> list:
+        return [function(0, 1, *arguments)] if world == 1 else pool(world).run(function, *arguments)
+
+    everywhere(sleeping.lateness)
+    result = together(everywhere(sleeping.train, case.plan, case.sizes[0], WARM_UP, STEPS), case.plan, WARM_UP)
+    return result, max(everywhere(sleeping.lateness)) / sum(result.step_seconds)
 
 
 def predicted(case: Case) -> Prediction:
     return predict(case.plan, sleeping.profile(), sleeping.cluster(case.plan.world), case.sizes[0], keep=True)
 
 
-def off(expected: Prediction, result: RunResult, joined: Joined) -> list[str]:
+def off(expected: Prediction, result: RunResult, joined: Joined, late: float = 0.0) -> list[str]:
     """What took longer or shorter than predicted, by more than a share of the step."""
     step = median(result.steady_seconds)
     rows = [("step", expected.step_s, step)] + [(row.name, row.predicted_s, row.measured_s) for row in joined.kinds]
-    return [name for name, planned, real in rows if abs(planned - real) > CLOSE * step]
+    return [name for name, planned, real in rows if abs(planned - real) > (CLOSE + 2 * late) * step]
 
 
 @pytest.mark.parametrize(
@@ -44,13 +51,15 @@ def off(expected: Prediction, result: RunResult, joined: Joined) -> list[str]:
 def test_a_step_takes_as_long_as_predicted(case: Case) -> None:
     expected = predicted(case)
     for _ in range(TRIES):
-        result = run(case)
+        result, late = run(case)
         joined = join(expected.timeline(), result.timeline)
         assert joined.only_predicted == joined.only_measured == ()
-        wrong = off(expected, result, joined)
+        wrong = off(expected, result, joined, late)
         if not wrong:
             return
-    pytest.fail(f"{', '.join(wrong)} of {case}: a step of {median(result.steady_seconds):.4f} s\n{joined}")
+    pytest.fail(
+        f"{', '.join(wrong)} of {case}: a step of {median(result.steady_seconds):.4f} s, {late:.1%} late\n{joined}"
+    )
 
 
 GPIPE, NAIVE = (
@@ -60,7 +69,7 @@ GPIPE, NAIVE = (
 
 @pytest.fixture(scope="module")
 def gpipe() -> RunResult:
-    return run(GPIPE)
+    return run(GPIPE)[0]
 
 
 def test_another_schedule_would_be_noticed(gpipe: RunResult) -> None:
@@ -75,7 +84,7 @@ def test_a_message_ends_when_it_arrives_not_when_it_is_taken(gpipe: RunResult) -
     names = [f"{micro}@{step}" for micro in range(1, 4) for step in range(1, STEPS)]
     sent = [events[f"0SEND_F{name}"] for name in names]
     taken = [events[f"1RECV_F{name}"] for name in names]
-    assert median(event.end - event.start for event in sent) < 0.002
-    assert median(event.end - event.start for event in taken) < 0.002
     assert all(send.end <= receive.start for send, receive in zip(sent, taken, strict=True))
-    assert median(receive.start - send.end for send, receive in zip(sent, taken, strict=True)) > 0.005
+    on_its_way = median(send.end - send.start for send in sent)
+    waiting = median(receive.start - send.end for send, receive in zip(sent, taken, strict=True))
+    assert on_its_way < waiting / 4
