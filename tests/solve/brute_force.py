@@ -225,6 +225,32 @@ def pipe_torch(given: Instance, plan: Plan) -> float:
     return worst
 
 
+def lamp(given: Instance, plan: Plan) -> float:
+    """The slowest stage, where all micro-batches are held at once."""
+    for stage in plan:
+        held = total(given.weights, stage) + total(given.states, stage) + given.micro * total(given.saved, stage)
+        if held > min(given.memory):
+            return math.inf
+    return by_speed(given, plan)
+
+
+def bapipe(given: Instance, plan: Plan) -> float:
+    """BaPipe's estimate of a flush, in the better of its two orders that fit."""
+    p, m, best_flush = len(plan), given.micro, math.inf
+    sends = [given.crossing[first] / given.rate(k, k + 1) for k, (first, _, _) in enumerate(plan[1:])]
+    transfer = max(sends, default=0)
+    for order, warm in (("dapple-pb", 2), ("1f1b", 1)):
+        fits = True
+        for k, stage in enumerate(plan):
+            in_flight = min(m, warm * (p - k) - warm + 1)
+            held = total(given.weights, stage) + total(given.states, stage) + in_flight * total(given.saved, stage)
+            fits = fits and held <= given.memory[k]
+        waits = 2 * m * transfer * (p - 1) / p if order == "1f1b" else 0
+        if fits:
+            best_flush = min(best_flush, (m + p - 1) * by_speed(given, plan) + 2 * (p - 1) * transfer + waits)
+    return best_flush
+
+
 def columns(given: Instance, plan: Plan) -> tuple[list[float], list[float], list[float]]:
     """Forward, backward and exchange of every stage of a flush, links among them."""
     forward, backward, exchange = [], [], []

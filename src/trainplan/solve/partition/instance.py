@@ -35,6 +35,7 @@ from trainplan.units import significant
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Column = Sequence[float] | Floats
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,13 @@ class Instance:
 
 
 def instance(
-    seconds: Sequence[float],
-    weights: Sequence[float] = (),
-    boundary: Sequence[float] = (),
-    saved: Sequence[float] = (),
-    forward: Sequence[float] = (),
-    inputs: Sequence[float] = (),
-    states: Sequence[float] = (),
+    seconds: Column,
+    weights: Column = (),
+    boundary: Column = (),
+    saved: Column = (),
+    forward: Column = (),
+    inputs: Column = (),
+    states: Column = (),
 ) -> Instance:
     """A chain on one device. What is left out weighs nothing; forward is a third of the seconds, as usual; a recomputed
     block keeps what it reads, the boundary before it."""
@@ -116,10 +117,15 @@ def instance(
     if blocks == 0:
         raise InputError("a chain without blocks", "there is nothing to cut", "a chain of one block or more")
     nothing = (0.0,) * blocks
+
+    def filled(column: Column, otherwise: Column) -> Column:
+        return column if len(column) else otherwise
+
+    crossing = filled(boundary, nothing[1:])
     given = {
-        "seconds": seconds, "weights": weights or nothing, "saved": saved or nothing,
-        "forward": forward or [t / 3 for t in seconds], "states": states or nothing,
-        "boundary": boundary or nothing[1:], "inputs": inputs or (0.0, *(boundary or nothing[1:])),
+        "seconds": seconds, "weights": filled(weights, nothing), "boundary": crossing, "saved": filled(saved, nothing),
+        "forward": filled(forward, [t / 3 for t in seconds]), "inputs": filled(inputs, (0.0, *crossing)),
+        "states": filled(states, nothing),
     }  # fmt: skip
     for name, values in given.items():
         want = blocks - 1 if name == "boundary" else blocks

@@ -99,6 +99,8 @@ class _Levels:
         for q in range(1, count + 1):
             for share in range(1, q + 1):
                 behind = ((q - share) * size + after) / share if math.isfinite(self.limit) else Fraction(0)
+                if level == 0:
+                    behind = Fraction(math.ceil(behind))  # versions are whole: a few tables instead of many
                 which[q, share] = below.setdefault(behind, len(below))
         tables = np.stack([self._segments(level, behind) for behind in below])
         weights, crossing = self.given.arrays["weights"], 2 * self.given.crossing / rate
@@ -111,7 +113,7 @@ class _Levels:
             inner = self.solved(level - 1, behind)
             return np.ascontiguousarray(inner.value[:, :, self.levels[level - 1].count].T)
         sums = {name: values[None, :] - values[:, None] for name, values in self.given.arrays.items()}
-        versions = math.ceil(1 + behind)  # of one replica: its own device and those that come after
+        versions = 1 + int(behind)  # of one replica: its own device and those that come after
         need = versions * (sums["weights"] + sums["saved"]) + sums["states"]
         return np.where(need <= self.limit, sums["seconds"] / self.speed, np.inf)
 

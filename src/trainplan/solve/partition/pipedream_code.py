@@ -13,7 +13,8 @@ What differs from the paper, and from ours:
 * At a higher level, the weights of a *first* stage are divided by the units of the level below (not of all levels
   below, and not for later stages).
 * Memory: a stage keeps ⌈(n − devices used up to and with it) / q'⌉ times its saved values and weights. That is one
-  version less than a stage needs, so the last stage needs nothing; and n counts the units of one level only.
+  version less than a stage needs, so the last stage needs nothing, and one stage on all devices passes at any limit;
+  and n counts the units of one level only.
 * All devices are used, unless `fewer`.
 
 Ties go to the earliest cut and the fewest replicas of the last stage. O(blocks³ · count²) a level.
@@ -35,7 +36,7 @@ import numpy as np
 from numba import njit
 
 from trainplan.solve.partition.answer import Partition
-from trainplan.solve.partition.instance import Floats, Instance, Ints, alike, does_not_fit
+from trainplan.solve.partition.instance import Floats, Instance, Ints, alike
 
 _Level = tuple[Floats, Ints, Ints, Ints]  # value, end of the part before the last stage, units of that part, replicas
 
@@ -45,12 +46,6 @@ def pipedream_code(given: Instance, compression: float | None = None, fewer: boo
     speed = alike("pipedream-code", given)
     levels = _solve(given, speed, compression, fewer)
     value = float(levels[-1][0][0, -1, -1])
-    if not math.isfinite(value):
-
-        def fits(other: Instance) -> bool:
-            return math.isfinite(float(_solve(other, speed, compression, fewer)[-1][0][0, -1, -1]))
-
-        raise does_not_fit("pipedream-code", given, fits)
     stages = [(0, given.blocks, 1)]
     for level in reversed(levels):
         stages = [(a, b, q * more) for first, end, q in stages for a, b, more in _read(level, first, end)]
