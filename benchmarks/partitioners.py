@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # where the enumeration is
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # where the enumeration is
 
 from solve import brute_force
 from trainplan.errors import PlanError

@@ -4,11 +4,11 @@ import itertools
 import json
 import math
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks import partitioners as benchmark
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,9 +26,6 @@ from trainplan.solve.partition.pipe_torch import pipe_torch
 from trainplan.solve.partition.terapipe import slices
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))  # beside which the tests of its numbers stand
-import partitioners as benchmark  # noqa: E402
-
 SEEDS = st.integers(0, 2**32)
 QUICK = settings(max_examples=40, deadline=None)
 
