@@ -40,5 +40,6 @@ def chain(
         "device": "cpu", "kind": "measured", "compiled": False, "precision": "fp32", "optimizer": "sgd",
         "state_bytes_per_parameter": 0.0, "samples": samples, "blocks": rows, "crossings": tuple(crossings),
         "parameters": tuple(parameters), "input_bytes_per_sample": 0.0, "provenance": Provenance("test", "2026-01-01"),
+        "products_in": "fp32", "convolutions_in": "fp32",
     }  # fmt: skip
     return Profile(**{**values, **fields})

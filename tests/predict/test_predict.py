@@ -266,15 +266,6 @@ def test_an_epoch_has_whole_steps_and_fills_once() -> None:
     assert found.epoch_s == pytest.approx(11 * found.step_s, rel=1e-6)
 
 
-def test_utilisation_is_model_flops_over_what_the_devices_could_do() -> None:
-    found = predict(plan(dp=2, blocks=4), chain(4), cluster(devices=2, rate=1e12), batch=8)
-    assert found.mfu == pytest.approx(3 * 4e6 * 8 / (found.step_s * 2e9))
-    where = cluster(devices=2)
-    device = replace(where.nodes[0].devices[0], flops={})
-    unknown = replace(where, nodes=(replace(where.nodes[0], devices=(device,) * 2),))
-    assert predict(plan(dp=2, blocks=4), chain(4), unknown).mfu is None
-
-
 def test_memory_that_does_not_fit() -> None:
     found = [
         predict(plan(blocks=4, recompute=recompute), chain(4), cluster(devices=1, memory=memory))

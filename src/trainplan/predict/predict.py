@@ -17,6 +17,7 @@ from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
 from trainplan.predict.cost import Setting, costs
 from trainplan.predict.memory import Peak, peaks
+from trainplan.predict.utilisation import utilisation
 from trainplan.profile.profile import Profile
 from trainplan.program.check import check
 from trainplan.program.lower import lower
@@ -44,7 +45,8 @@ class Prediction:
     bubble: float  # share of device-seconds without compute
     exposed_comm_s: float  # how much shorter a step would be if communication were free
     compute_s: float  # of the busiest rank
-    mfu: float | None  # None: the device's peak is not known
+    mfu: float | None  # None: the note says why
+    mfu_note: str  # the formula, with its peaks
     price_per_epoch: float | None
     profile: str  # measured or estimated, eager or compiled
     error: Accuracy
@@ -103,6 +105,7 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     used = [peak.bytes + device.context_bytes for peak, device in zip(found, place, strict=True)]
     worst = int(np.argmax([u / limit for u, limit in zip(used, limits, strict=True)]))
     busy = compute_seconds(played) / program.steps
+    arithmetic = utilisation(profile, cluster, plan.world, batch, step_s)
     steps_per_epoch = -(-profile.samples_per_epoch // batch)
     epoch_s = steps_per_epoch * step_s + max(0.0, played.makespan - program.steps * step_s)
     price = cluster.price_per_hour(plan.world) * epoch_s / 3600
@@ -111,7 +114,7 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
         samples_per_s=batch / step_s, epoch_s=epoch_s, peak_bytes=used[worst], peak=found[worst],
         limit_bytes=limits[worst], bubble=1.0 - float(busy.sum()) / (program.world * step_s),
         exposed_comm_s=max(0.0, step_s - unhindered), compute_s=float(busy.max()),
-        mfu=_mfu(plan, profile, cluster, batch, step_s), price_per_epoch=price or None,
+        mfu=arithmetic.share, mfu_note=arithmetic.note, price_per_epoch=price or None,
         profile=f"{profile.kind}, {'compiled' if profile.compiled else 'eager'}",
         error=known_error(plan, profile.kind, profile.device, profile.compiled),
         seconds_by_kind=_by_kind(played), device=profile.device, batch=batch,
@@ -176,16 +179,6 @@ def _devices_match(profile: Profile, cluster: Cluster) -> None:
             f"its devices are {', '.join(sorted(names))}",
             f"a profile for {sorted(names)[0]}",
         )
-
-
-def _mfu(plan: Plan, profile: Profile, cluster: Cluster, batch: int, step_s: float) -> float | None:
-    """Model FLOPs (forward + backward = 3 × forward, recomputation not counted) over what the devices could do."""
-    ranks = range(plan.world)
-    peak = [cluster.device(rank).flops.get(profile.precision, 0.0) for rank in ranks]
-    if not all(peak):
-        return None
-    share = 3 * profile.flops * batch / (step_s * sum(peak))
-    return share if share <= 1 else None  # above it the peak is not the one that the arithmetic ran at
 
 
 def _by_kind(played: Played) -> dict[str, float]:

@@ -67,6 +67,8 @@ def estimate(
         device=device.name,
         kind="estimated",
         precision=precision,
+        products_in="tf32" if speed.tensor_products else "fp32",
+        convolutions_in="tf32" if speed.tensor_convolutions else "fp32",
         optimizer=update.optimizer,
         state_bytes_per_parameter=update.state_bytes / max(1, sum(trained.values())),
         samples=tuple(sizes),
@@ -126,6 +128,7 @@ def _block(
     return replace(
         block,
         flops=traces[0].flops / sizes[0],
+        convolution_flops=traces[0].convolution_flops / sizes[0],
         forward_s=tuple(seconds(t.forward) for t in traces),
         backward_s=tuple(seconds(t.backward) for t in traces),
         forward_issue_s=tuple(issue_seconds(t.forward, ISSUE_FORWARD_S, speed) for t in traces),

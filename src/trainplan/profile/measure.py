@@ -17,6 +17,7 @@ import torch
 
 from trainplan.errors import InputError, ModelError
 from trainplan.profile import machine
+from trainplan.profile.arithmetic import runs_in
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.tensors import values_of
@@ -228,6 +229,7 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
             replace(
                 block,
                 flops=traced.blocks[index].flops / traced.samples,
+                convolution_flops=traced.blocks[index].convolution_flops / traced.samples,
                 forward_s=tuple(readings.run_s(("forward", size, index)) for size in sizes),
                 backward_s=tuple(readings.run_s(("backward", size, index)) for size in sizes),
                 forward_issue_s=tuple(readings.issue_s(("forward", size, index)) for size in sizes),
@@ -244,6 +246,7 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
     timed = [what for what in readings.taken if isinstance(what, tuple) and what[0] in ("forward", "backward")]
     counts = [readings.count(what) for what in timed]
     trained = sum(p.count for p in base.parameters if p.trainable)
+    products_in, convolutions_in = runs_in(subject.device, base.precision)
     return replace(
         base,
         device=machine.name_of(subject.device),
@@ -252,6 +255,8 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
         optimizer=subject.optimizer,
         state_bytes_per_parameter=subject.state_bytes / trained if trained else 0.0,
         update_adds=update_adds,
+        products_in=products_in,
+        convolutions_in=convolutions_in,
         samples=tuple(sizes),
         blocks=tuple(blocks),
         crossings=tuple(replace(c, saved_by=subject.saved_by.get(c.name, ())) for c in base.crossings),

@@ -20,6 +20,7 @@ from trainplan.profile.memory import storage_bytes
 aten = torch.ops.aten
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
+CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
 # These neither compute nor move anything.
 _FREE = {aten.detach, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 

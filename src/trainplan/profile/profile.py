@@ -46,6 +46,7 @@ class Block:
     update_workspace_bytes: float = 0.0  # extra bytes alive at the worst moment of a step for its parameters alone
     buffer_bytes: int = 0
     random: bool = False  # draws random numbers in forward (dropout): is seeded before it runs
+    convolution_flops: float = 0.0  # of `flops`, those of convolutions; the others are those of matrix products
     # Backward in two parts, where it was asked for: gradient of the input, gradient of the weights.
     backward_input_s: Floats = ()
     backward_weight_s: Floats = ()
@@ -125,7 +126,7 @@ class Profile:
     device: str
     kind: Literal["measured", "estimated"]
     compiled: bool
-    precision: str
+    precision: str  # that the weights are kept in
     optimizer: str
     state_bytes_per_parameter: float  # optimizer state beside the parameter and its gradient
     samples: tuple[int, ...]  # the micro-batch sizes, ascending
@@ -140,6 +141,9 @@ class Profile:
     # A step for several blocks needs the workspace of the largest of them, and this share of the others': 0 where the
     # optimizer goes from tensor to tensor, 1 where it works on all of them at once.
     update_adds: float = 1.0
+    # What fp32 really was multiplied in (fp32, tf32 …), which torch's settings and the device decide; "": not known.
+    products_in: str = ""
+    convolutions_in: str = ""
 
     def __post_init__(self) -> None:
         sizes = len(self.samples)
@@ -160,6 +164,11 @@ class Profile:
     def flops(self) -> float:
         """FLOP of the forward pass of one sample."""
         return sum(block.flops for block in self.blocks)
+
+    @cached_property
+    def convolution_flops(self) -> float:
+        """Those of them that are in convolutions."""
+        return sum(block.convolution_flops for block in self.blocks)
 
     @cached_property
     def _curves(self) -> dict[str, NDArray[np.float64]]:

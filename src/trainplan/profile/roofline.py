@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from trainplan.cluster.cluster import Device
 from trainplan.errors import InputError
-from trainplan.profile.operators import Op
+from trainplan.profile.operators import CONVOLUTIONS, Op
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"}
-CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
 # Operators that go over their input twice: once for its statistics, once to use them.
 READ_TWICE = {"native_batch_norm", "native_batch_norm_backward", "_log_softmax", "_softmax"}
 

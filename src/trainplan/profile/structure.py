@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from trainplan.profile.arithmetic import stored_in
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
 from trainplan.workload.workload import Batch, Workload
@@ -33,7 +34,7 @@ def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
         device="none",
         kind="estimated",
         compiled=False,
-        precision="fp32",
+        precision=stored_in(use.held.dtype for use in captured.parameters),
         optimizer="",
         state_bytes_per_parameter=0.0,
         samples=(1,),

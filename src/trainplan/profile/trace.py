@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved
-from trainplan.profile.operators import Op, Recorder
+from trainplan.profile.operators import CONVOLUTIONS, Op, Recorder
 from trainplan.profile.subject import first_used
 from trainplan.profile.update import state_bytes
 from trainplan.profile.walk import Walk
@@ -52,6 +52,11 @@ class BlockTrace:
     def flops(self) -> float:
         """Of the forward pass."""
         return sum(op.flops for op in self.forward)
+
+    @property
+    def convolution_flops(self) -> float:
+        """Those of them that are in convolutions."""
+        return sum(op.flops for op in self.forward if op.name in CONVOLUTIONS)
 
 
 @dataclass

@@ -114,7 +114,7 @@ class Predicted:
             f"comm     {seconds(p.exposed_comm_s)} a step exposed",
             f"MFU      {mfu_words(p.mfu)} %",
             error_line([p]),
-            mfu_line([p], self.profile, self.cluster),
+            mfu_line([p]),
         ]
         return "\n".join([*lines, *([f"trace    {self.trace} (open in ui.perfetto.dev)"] if self.trace else [])])
 
@@ -237,7 +237,7 @@ class Recommended:
                 f"  {title(row.prediction.plan)}: {gib(row.over_bytes)} over ({row.why}); try {row.change}"
                 for row in r.rejected
             ]
-        lines += ["", mfu_line([row.prediction for row in r.ranked], r.profile, r.cluster)]
+        lines += ["", mfu_line([row.prediction for row in r.ranked] or [r.single])]
         if r.ranked:
             lines.append(error_line(row.prediction for row in r.ranked))
         for ran in self.runs:

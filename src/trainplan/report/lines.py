@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.describe import describe
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
-from trainplan.units import count, percent, significant, tflops
+from trainplan.units import count, percent, significant
 
 
 def model_line(profile: Profile, batch: int) -> str:
@@ -48,29 +48,17 @@ def cluster_lines(cluster: Cluster) -> str:
 
 
 def mfu_words(share: float | None) -> str:
-    """MFU in percent, or a dash: a share above 1 says that the peak is wrong, not that the model is fast.
+    """MFU in percent, or a dash.
 
-    >>> mfu_words(0.412), mfu_words(1.5), mfu_words(None)
-    ('41.2', '–', '–')
+    >>> mfu_words(0.412), mfu_words(None)
+    ('41.2', '–')
     """
-    return "–" if share is None or share > 1 else significant(share * 100)
+    return "–" if share is None else significant(share * 100)
 
 
-def mfu_line(predictions: Iterable[Prediction], profile: Profile, cluster: Cluster) -> str:
-    """The formula, with the peak that it divides by; or why there is no number."""
-    peak = cluster.device(0).flops.get(profile.precision)
-    if not peak:
-        return f"MFU is not given: the peak of {profile.device} in {profile.precision} is not known"
-    shown = tflops(peak) if peak >= 1e12 else f"{significant(peak / 1e9)} GFLOP/s"
-    if any((p.mfu or 0) > 1 for p in predictions):
-        return (
-            f"MFU is not given: it would be above 100 % of {shown} {profile.precision}, so that peak is too low; "
-            "probe again when the machine is quiet: trainplan cluster probe"
-        )
-    return (
-        f"MFU = 3 × forward FLOPs of the batch (recomputation not counted) / (step × devices × {shown} "
-        f"{profile.precision} dense)"
-    )
+def mfu_line(predictions: Sequence[Prediction]) -> str:
+    """The formula, with the peaks that it divides by; or why there is no number."""
+    return next((p.mfu_note for p in predictions if p.mfu is not None), predictions[0].mfu_note)
 
 
 def error_line(predictions: Iterable[Prediction]) -> str:

@@ -1,0 +1,66 @@
+"""Model FLOP utilisation: what the arithmetic of a step would take at the devices' peaks, over what the step takes.
+
+    MFU = 3 × batch × (forward FLOPs of products / their peak + of convolutions / their peak) / (step × devices)
+
+A backward pass counts as two forward passes, and recomputation is not counted: it is not work of the model's. Products
+and convolutions may run in different precisions (`profile.arithmetic`), so each is divided by its own peak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainplan.cluster.cluster import Cluster, Device
+from trainplan.profile.profile import Profile
+from trainplan.units import percent, significant, tflops
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """A share, and the formula that it is by; or None, and why there is none."""
+
+    share: float | None
+    note: str
+
+
+def utilisation(profile: Profile, cluster: Cluster, ranks: int, batch: int, step_s: float) -> Utilisation:
+    """The utilisation of the first so many devices of a cluster."""
+    work = {  # what → (forward FLOPs of a sample, precision)
+        "products": (profile.flops - profile.convolution_flops, profile.products_in),
+        "convolutions": (profile.convolution_flops, profile.convolutions_in),
+    }
+    work = {what: (flops, precision) for what, (flops, precision) in work.items() if flops > 0}
+    if not work:
+        return Utilisation(None, "MFU is not given: the profile counts no FLOPs")
+    unknown = [what for what, (_, precision) in work.items() if not precision]
+    if unknown:
+        why = f"the profile does not say in which precision {' and '.join(unknown)} ran"
+        return Utilisation(None, f"MFU is not given: {why}")
+    devices = [cluster.device(rank) for rank in range(ranks)]
+    for _, precision in work.values():
+        lacking = [device.name for device in devices if not device.flops.get(precision)]
+        if lacking:
+            return Utilisation(None, f"MFU is not given: the peak of {lacking[0]} in {precision} is not known")
+    total = sum(flops for flops, _ in work.values())
+
+    def rate(device: Device) -> float:
+        """FLOP/s on this mix."""
+        return total / sum(flops / device.flops[precision] for flops, precision in work.values())
+
+    share = 3 * total * batch / (step_s * sum(map(rate, devices)))
+    parts = {what: (flops / total, precision) for what, (flops, precision) in work.items()}
+    peak = " and ".join(
+        f"{_shown(devices[0].flops[precision])} {precision} dense"
+        + (f" for {what} ({percent(part)} of them)" if len(parts) > 1 else "")
+        for what, (part, precision) in parts.items()
+    )
+    if share > 1:
+        why = f"it would be {percent(share)} of {peak}: what ran needs fewer FLOPs than counted, or the peak is too low"
+        return Utilisation(None, f"MFU is not given: {why}")
+    return Utilisation(
+        share, f"MFU = 3 × forward FLOPs of the batch (recomputation not counted) / (step × devices × {peak})"
+    )
+
+
+def _shown(rate: float) -> str:
+    return tflops(rate) if rate >= 1e12 else f"{significant(rate / 1e9)} GFLOP/s"
