@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -45,12 +46,30 @@ def on_curve(curve: Curve, size: float) -> float:
     >>> on_curve(curve, 500), on_curve(curve, 3000)
     (1.5, 6.0)
     """
+    seconds = rising(curve.seconds)
     if len(curve.bytes) == 1:
-        return curve.seconds[0]
+        return seconds[0]
     if size >= curve.bytes[-1]:
-        slope = (curve.seconds[-1] - curve.seconds[-2]) / (curve.bytes[-1] - curve.bytes[-2])
-        return curve.seconds[-1] + max(slope, 0.0) * (size - curve.bytes[-1])
-    return float(np.interp(size, curve.bytes, curve.seconds))
+        slope = (seconds[-1] - seconds[-2]) / (curve.bytes[-1] - curve.bytes[-2])
+        return seconds[-1] + slope * (size - curve.bytes[-1])
+    return float(np.interp(size, curve.bytes, seconds))
+
+
+@cache
+def rising(seconds: tuple[float, ...]) -> tuple[float, ...]:
+    """The nearest numbers that never fall: more bytes are not faster, and a probe that says so was disturbed.
+
+    >>> rising((1.0, 4.0, 2.0, 5.0))
+    (1.0, 3.0, 3.0, 5.0)
+    """
+    runs: list[tuple[float, int]] = []  # (mean, how many): neighbours that fall are put together
+    for value in seconds:
+        mean, count = value, 1
+        while runs and runs[-1][0] > mean:
+            before, many = runs.pop()
+            mean, count = (before * many + mean * count) / (many + count), many + count
+        runs.append((mean, count))
+    return tuple(mean for mean, count in runs for _ in range(count))
 
 
 def _curve(cluster: Cluster, op: str, ranks: int) -> Curve | None:

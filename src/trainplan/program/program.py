@@ -74,7 +74,9 @@ class CostClass:
     # Of a backward pass that was cut where gradient buckets become ready: the share of its time, from … to.
     since: float = 0.0
     until: float = 1.0
-    accumulate: bool = False  # adds to gradients that are there already
+    # Of a backward pass, how many times it goes over the gradients: to add to those that are there already, and to put
+    # them into buckets. Of a step, 1: it empties buckets.
+    accumulate: int = 0
     tensors: int = 1  # of a message: how many tensors it carries
 
 

@@ -41,7 +41,7 @@ def cost_classes(
             number = int(group[example[spot]])
             members = spans[number] if number >= 0 else ()
             classes.append(
-                _class(layout, Kind(kind), stage, unit, peer, replica, samples, bool(adds), bool(last), members)
+                _class(layout, Kind(kind), stage, unit, peer, replica, samples, adds, bool(last), members)
             )  # fmt: skip
         class_of[spot] = known[key]
     cost = class_of[place]
@@ -50,7 +50,7 @@ def cost_classes(
 
 
 def _class(
-    layout: Layout, kind: Kind, stage: int, unit: int, peer: int, replica: int, samples: int, adds: bool,
+    layout: Layout, kind: Kind, stage: int, unit: int, peer: int, replica: int, samples: int, adds: int,
     last_pass: bool, members: tuple[int, ...],
 ) -> CostClass:  # fmt: skip
     plan, profile = layout.plan, layout.profile
@@ -70,6 +70,8 @@ def _class(
         return CostClass(kind, rank, -1, first, last, 0, 8, members)
     if layout.recomputes and kind in (Kind.R, Kind.B):
         return CostClass(kind, rank, -1, unit, unit + 1, samples, accumulate=adds)
+    if kind is Kind.STEP:
+        return CostClass(kind, rank, -1, first, last, accumulate=int(plan.dp > 1 and not layout.observed))
     buckets = layout.buckets[stage]
     if kind is Kind.B and last_pass and len(buckets) > 1:
         # A piece of the backward pass, which is cut where buckets become ready.

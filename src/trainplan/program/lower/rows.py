@@ -32,7 +32,7 @@ class Table:
     rank: Ints  # of the program
     unit: Ints
     peer: Ints  # other stage of a message, -1
-    adds: Ints  # 1: a backward pass that adds to gradients that are there
+    adds: Ints  # of a backward pass, how many times it goes over the gradients: `CostClass.accumulate`
     last: Ints  # 1: the backward pass that completes the gradients
 
 
@@ -81,18 +81,19 @@ def _table(layout: Layout) -> tuple[Table, Ints, Ints]:
     rows: list[tuple[int, ...]] = []
     start, length = [], []
     shapes = [templates(layout, stage) for stage in range(layout.plan.pp)]
-    # A pass adds to gradients that an earlier pass left, or that buckets keep from step to step; DDP copies each
-    # gradient into its bucket in the last pass, which costs about the same.
-    several, replicas = layout.plan.micro > 1, layout.plan.dp > 1
+    # A pass adds to gradients that an earlier pass left, or that our own buckets keep from step to step. In the last
+    # pass DDP copies each gradient into its bucket, which costs about the same.
+    several, kept = layout.plan.micro > 1, layout.plan.dp > 1 and not layout.observed
+    once, later = int(kept), int(several or kept)
     for replica in layout.replicas:
         for stage, shape in enumerate(shapes):
-            bodies: list[tuple[tuple[Row, ...], bool, bool]] = [
-                (shape.head, False, False),
-                (shape.forward, False, False),
-                (shape.backward, replicas and not layout.observed, False),
-                (shape.backward, True, False),
-                (shape.last_backward, several or replicas, True),
-                (shape.tail, False, False),
+            bodies: list[tuple[tuple[Row, ...], int, bool]] = [
+                (shape.head, 0, False),
+                (shape.forward, 0, False),
+                (shape.backward, once, False),
+                (shape.backward, 1, False),
+                (shape.last_backward, later + layout.observed, True),
+                (shape.tail, 0, False),
             ]
             rank = layout.local(replica, stage)
             for template, adds, last in bodies:
