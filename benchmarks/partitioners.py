@@ -99,7 +99,8 @@ def balanced(name: str, dice: random.Random) -> float | None:
     """LAMP's: the slowest stage within memory."""
     given = brute_force.random_chain(dice, least=2)
     whole = sum(given.weights) + sum(given.saved) + sum(given.states)
-    given = on(given, devices=dice.randint(2, min(4, given.blocks)), memory=dice.randint(1, int(whole) + 1))
+    memory, micro = dice.randint(1, 2 * int(whole) + 1), dice.randint(1, 3)
+    given = on(given, devices=dice.randint(2, min(4, given.blocks)), memory=memory, micro=micro)
     best = brute_force.best(brute_force.lamp, given, several=False)
     return ratio(brute_force.lamp, given, found_or_none(name, given), best)
 

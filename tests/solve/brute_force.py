@@ -143,17 +143,46 @@ def segment(given: Instance, first: int, end: int) -> Instance:
 
 
 def pipedream_code(given: Instance, plan: Plan, compression: float | None = None) -> float:
-    rate, worst = given.slowest_rate, 0.0
+    """One level: all links alike."""
+    segments = {(i, j): sum(given.seconds[i:j]) for i, j, _ in plan}
+    return pipedream_code_level(given, plan, segments, given.slowest_rate, 1, compression)
+
+
+def pipedream_code_level(
+    given: Instance, plan: Plan, segments: dict[tuple[int, int], float], rate: float, below: int,
+    compression: float | None,
+) -> float:  # fmt: skip
+    """A plan on units of one level, of which a segment takes so long."""
+    worst = 0.0
     for k, stage in enumerate(plan):
-        q = len(stage[2])
+        q, weights = len(stage[2]), total(given.weights, stage)
         copies = math.ceil(devices_from(plan, k + 1) / q)
-        if copies * (total(given.weights, stage) + total(given.saved, stage)) > min(given.memory):
+        if copies * (weights + total(given.saved, stage)) > min(given.memory):
             return math.inf
-        worst = max(worst, (total(given.seconds, stage) + 4 * (q - 1) / q * total(given.weights, stage) / rate) / q)
+        sync = 4 * (q - 1) / q * weights / rate / (below if k == 0 else 1)
+        worst = max(worst, (segments[stage[:2]] + sync) / q)
         if compression is not None and k > 0:
             passed = max(given.crossing[stage[0]], given.crossing[stage[1]])
             worst = max(worst, 2 * passed / rate / q / compression)
     return worst
+
+
+def pipedream_code_nested(given: Instance, compression: float | None = None) -> float:
+    """Level by level: what a segment takes on all units of the level below is its time on one unit of this one."""
+    pairs = [(i, j) for j in range(1, given.blocks + 1) for i in range(j)]
+    segments, below = {(i, j): sum(given.seconds[i:j]) for i, j in pairs}, 1
+    for level in given.levels:
+        found = {}
+        for first, end in pairs:
+            shifted = [
+                tuple((first + i, first + j, group) for i, j, group in plan)
+                for plan in plans(on(segment(given, first, end), devices=level.count))
+            ]
+            found[first, end] = min(
+                pipedream_code_level(given, plan, segments, level.rate, below, compression) for plan in shifted
+            )
+        segments, below = found, level.count
+    return segments[0, given.blocks]
 
 
 def options(given: Instance, stage: Stage, in_flight: int, exact: bool = False) -> float:

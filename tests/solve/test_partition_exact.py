@@ -13,7 +13,7 @@ from solve.brute_force import alike, best, compositions, mixed, plan_of, random_
 from trainplan.errors import PlanError
 from trainplan.solve.partition.bottleneck import slowest
 from trainplan.solve.partition.hetpipe import virtual_workers, worker
-from trainplan.solve.partition.instance import P1, on
+from trainplan.solve.partition.instance import P1, instance, on
 from trainplan.solve.partition.partitioners import PARTITIONERS
 from trainplan.solve.partition.terapipe import slices
 
@@ -87,6 +87,19 @@ def test_pipedream_code(compression):
         return brute_force.pipedream_code(given, plan, compression)
 
     answers("pipedream-code", alike, lambda g: best(value, g), value, compression=compression)
+
+
+@pytest.mark.parametrize("compression", [None, 1.0])
+def test_pipedream_code_on_two_levels(compression):
+    def make(dice):
+        chain = random_chain(dice, most=6)
+        limit = random_limit(dice, chain)
+        return on(chain, levels=((2, dice.choice([1, 4])), (2, dice.choice([0.25, 1, 4]))), memory=limit)
+
+    def least(given):
+        return brute_force.pipedream_code_nested(given, compression)
+
+    answers("pipedream-code", make, least, lambda given, plan: least(given), compression=compression)
 
 
 def test_pipedream_code_on_fewer_devices():
@@ -215,6 +228,41 @@ def test_terapipe():
         assert sum(spent) + (stages - 1) * max(spent) == least
         for epsilon in (0.5, 3.0):
             assert least <= slices(seconds, stages, epsilon, batch).value <= least + (stages - 1) * epsilon
+
+
+def test_torchgpipe_corrected_keeps_the_promise():
+    """No empty stage, and no two stages differ by more than the costliest block."""
+    dice = random.Random(11)
+    for _ in range(2 * COUNT):
+        blocks = dice.randint(1, 14)
+        times = [dice.choice([0, 1, 2, 9, dice.randint(0, 20)]) for _ in range(blocks)]
+        found = PARTITIONERS["torchgpipe-corrected"](on(instance(times), devices=dice.randint(1, min(7, blocks))))
+        assert found.faults == (), times
+        sums = [sum(times[a:b]) for a, b in found.bounds(blocks)]
+        assert max(sums) - min(sums) <= max(times) + 1e-9, times
+
+
+def test_lamp_by_memory_is_exact_in_bytes():
+    """It fails only where every partition does, and by time it is the bottleneck partition."""
+    dice, kinds = random.Random(12), [0, 0, 0]
+    for _ in range(COUNT):
+        given = random_chain(dice, least=2)
+        whole = int(sum(given.weights) + sum(given.saved) + sum(given.states))
+        memory, micro = dice.randint(1, 2 * whole + 1), dice.randint(1, 3)
+        given = on(given, devices=dice.randint(2, min(4, given.blocks)), memory=memory, micro=micro)
+        if best(brute_force.lamp, given, several=False) == math.inf:
+            kinds[0] += 1
+            with pytest.raises(PlanError, match=f"and a device has {memory}"):
+                PARTITIONERS["lamp"](given)
+            continue
+        found = PARTITIONERS["lamp"](given)
+        plan = plan_of(given, found.cuts, found.replicas)
+        assert brute_force.lamp(given, plan) == found.value
+        if not found.notes:
+            kinds[1] += 1
+            assert found.value == best(brute_force.by_speed, given, several=False)
+        kinds[2] += bool(found.notes)
+    assert min(kinds) > 10, kinds
 
 
 def test_chimera_takes_the_best_depth():

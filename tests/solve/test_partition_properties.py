@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks import partitioners as benchmark
 from hypothesis import given as drawn
@@ -17,7 +18,7 @@ from solve import brute_force
 from trainplan.errors import InputError, PlanError
 from trainplan.solve.partition.bapipe import bapipe
 from trainplan.solve.partition.chimera import chimera, greedy_batch
-from trainplan.solve.partition.dapple import dapple
+from trainplan.solve.partition.dapple import dapple, take
 from trainplan.solve.partition.hetpipe import hetpipe
 from trainplan.solve.partition.instance import P1, P2, instance, on
 from trainplan.solve.partition.lamp import lamp
@@ -111,11 +112,29 @@ def test_time_scales_with_costs(name, seed):
             assert twice.value == pytest.approx(2 * once.value, rel=1e-9)
 
 
-@drawn(seed=SEEDS)
+@pytest.mark.parametrize(
+    ("usage", "need", "fresh", "append", "scatter"),
+    [
+        ([0, 0, 0], 3, [2, 1, 0], [2, 1, 0], [1, 1, 1]),
+        ([1, 0, 0], 2, [1, 2, 0], [2, 1, 0], [2, 1, 0]),
+        ([2, 1, 0], 2, [2, 1, 2], [2, 2, 1], [2, 2, 1]),
+        ([1, 0, 0], 5, [2, 2, 2], [2, 2, 2], [2, 2, 2]),
+        ([2, 1, 0], 1, [2, 1, 1], [2, 2, 0], [2, 2, 0]),
+        ([0, 1, 0], 2, [2, 1, 0], [1, 2, 0], [1, 2, 0]),
+    ],
+)
+def test_dapple_proposes_devices_in_three_ways(usage, need, fresh, append, scatter):
+    """Three machines of two devices, so many of each in use."""
+    for policy, expected in enumerate((fresh, append, scatter)):
+        assert take(np.array(usage), 2, need, policy).tolist() == expected
+
+
+@drawn(seed=SEEDS, dear=st.booleans())
 @QUICK
-def test_dapple_says_what_its_plan_takes(seed):
-    """The value is the latency of the plan, on one machine and on two."""
+def test_dapple_says_what_its_plan_takes(seed, dear):
+    """The value is the latency of the plan, on one machine and on two; dear weights make for many narrow stages."""
     given, dice = chains(seed, most=6)
+    given = replace(given, weights=tuple(50 * w for w in given.weights)) if dear else given
     given = on(given, levels=dice.choice([((2, 4.0), (2, 0.5)), ((4, 1.0),), ((2, 8.0), (2, 4.0))]))
     found = dapple(given)
     plan = brute_force.plan_of(given, found.cuts, found.replicas, found.placement)
@@ -161,6 +180,7 @@ def test_the_published_memory_check_lets_data_parallelism_pass():
         (chimera, on(P1, devices=3), "an even number of stages, and 3 devices have none"),
         (chimera, on(P1, devices=4, micro=6), "6 micro-batches do not divide by 2 × 2; 6 micro-batches"),
         (chimera, on(P1, devices=2, micro=2, memory=10), "2 stages take 44 bytes of 10"),
+        (chimera, on(P1, devices=4, micro=4, memory=30), "2 stages take 44 bytes of 30; 4 stages take 31 bytes of 30"),
         (chimera, on(P1, devices=8, micro=8, memory=1), "8 stages of 6 blocks"),
         (PARTITIONERS["even"], on(P1, devices=4), "6 blocks do not divide by 4 stages. Try 3 stages or 6 stages"),
         (PARTITIONERS["pipedream"], on(P1, speeds=(1, 2)), "speeds go from 1.0 to 2.0. Try partition=hetpipe"),
@@ -195,6 +215,14 @@ def test_refusals_have_numbers(find, given, message):
 def test_bad_numbers(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_slices_that_are_impossible():
+    """Two tokens at once are too many: only single ones are left, or nothing."""
+    never = math.inf
+    assert slices([[1.0, 2.0], [never, 9.0]], stages=1).slices == ((1, 1),)
+    with pytest.raises(PlanError, match="no way to cut 2 units of 1 sequences"):
+        slices([[never, 2.0], [never, 9.0]], stages=2)
 
 
 # -- single choices --------------------------------------------------------------------------------------------------
@@ -260,13 +288,12 @@ def test_200_blocks_on_64_devices_take_seconds(row):
 
 @pytest.mark.parametrize("row", benchmark.GAPS)
 def test_gaps_are_those_of_the_data(row):
-    """The first of the instances again: nothing is better than the best, nor worse than the worst that is written."""
+    """All of the instances again: what is written is what this code does."""
     data = json.loads((ROOT / "benchmarks" / "data" / "partitioners.json").read_text())["gaps"]
     written = {entry["partitioner"]: entry for entry in data}
     assert set(written) == set(benchmark.GAPS)
     assert {name.split()[0] for name in written} == set(HEURISTICS)
-    found = benchmark.gaps(row, 40)
-    assert found["mean_gap"] >= -1e-12
-    assert found["worst_gap"] <= written[row]["worst_gap"] + 1e-12
-    assert found["unanswered"] <= written[row]["unanswered"]
-    assert written[row]["instances"] == 500
+    found = benchmark.gaps(row, written[row]["instances"])
+    assert found == {**written[row], "mean_gap": pytest.approx(written[row]["mean_gap"], abs=1e-9),
+                     "worst_gap": pytest.approx(written[row]["worst_gap"], abs=1e-9)}  # fmt: skip
+    assert found["mean_gap"] >= 0

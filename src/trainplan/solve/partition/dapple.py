@@ -142,8 +142,8 @@ def _code(usage: Ints, machines: Machines) -> int:
 
 
 @njit(cache=True)
-def _take(usage: Ints, size: int, need: int, policy: int) -> Ints:
-    """The usage with so many devices more: fresh (0), append (1) or scatter (2) first."""
+def take(usage: Ints, size: int, need: int, policy: int) -> Ints:
+    """The usage with so many units more: fresh (0), append (1) or scatter (2) first."""
     taken = usage.copy()
     if policy == 2:
         while need > 0:
@@ -246,10 +246,10 @@ def _search(chain: Chain, machines: Machines, exact: bool) -> tuple[float, Ints,
             left = count * machines.size - used.sum()
             for q in range(1, left):
                 for policy in range(3):
-                    then = _take(used, machines.size, q, policy)
+                    then = take(used, machines.size, q, policy)
                     known = False
                     for earlier in range(policy):
-                        known = known or np.array_equal(then, _take(used, machines.size, q, earlier))
+                        known = known or np.array_equal(then, take(used, machines.size, q, earlier))
                     if known:
                         continue
                     code, group, rest = _code(then, machines), then - used, everything - then

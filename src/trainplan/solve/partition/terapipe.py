@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from trainplan.errors import InputError
+from trainplan.errors import InputError, PlanError
 from trainplan.solve.partition.instance import Floats, Ints
 
 
@@ -52,7 +52,8 @@ def slices(seconds: Sequence[Sequence[float]] | Floats, stages: int, epsilon: fl
     """The best slices of sequences of L units on so many stages.
 
     `seconds[l − 1][c]`: a slice of l units after c others, one sequence at a time, or `seconds[b − 1][l − 1][c]`: the
-    same for b sequences at a time. What lies beyond the sequence (l + c > L) is not read.
+    same for b sequences at a time; infinite where that is not possible. What lies beyond the sequence (l + c > L) is
+    not read.
     """
     table = np.asarray(seconds, dtype=np.float64)
     table = table[None] if table.ndim == 2 else table
@@ -64,9 +65,13 @@ def slices(seconds: Sequence[Sequence[float]] | Floats, stages: int, epsilon: fl
     units = table.shape[1]
     inside = np.add.outer(np.arange(1, units + 1), np.arange(units)) <= units
     tried = np.unique(table[:, inside])
+    tried = tried[np.isfinite(tried)]
     if epsilon > 0:
         tried = np.unique(np.ceil(tried / epsilon)) * epsilon
     value, groups, choice = _try_all(table, tried, stages, batch)
+    if not np.isfinite(value):
+        why = f"no way to cut {units} units of {batch} sequences has only slices of finite time"
+        raise PlanError(f"slices on {stages} stages", why, "a table with shorter slices in it")
     found, left = list[int](), batch
     while left > 0:
         found.append(int(groups[left]))
