@@ -323,8 +323,23 @@ def test_critical_path_of_chimera(depth, micro, backward, seconds):
     assert paper(equal, 1, tuple(range(1, depth))) == seconds
 
 
-def table(units, sequence=1.0):
-    return [[sequence * (2 + l + 0.25 * l * (c + l / 2)) for c in range(units)] for l in range(1, units + 1)]
+@pytest.mark.parametrize(
+    ("weights", "boundary", "seconds"),
+    [
+        ((0, 0, 0, 8), 0, 18),  # an all-reduce of 8, of which 3 backwards hide 6
+        ((8, 0, 0, 0), 0, 24),  # nothing comes after the first stage's last backward
+        ((0, 0, 0, 6), 0, 16),
+        ((0, 0, 0, 0), 1, 26),  # a transfer with every forward and backward of the critical path
+    ],
+)
+def test_flush_of_chimera(weights, boundary, seconds):
+    """Four stages of F=1, B=2, four micro-batches: 16, and what communication adds."""
+    chain = instance([3.0] * 4, weights, [boundary] * 3, forward=[1.0] * 4)
+    assert paper(on(chain, devices=4, rate=1.0, micro=4), 1, (1, 2, 3)) == seconds
+
+
+def table(units):
+    return [[2 + l + 0.25 * l * (c + l / 2) for c in range(units)] for l in range(1, units + 1)]
 
 
 @pytest.mark.parametrize(
