@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numba import njit
 
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints, Program
-from trainplan.program.wiring import Wiring
+from trainplan.program.wiring import Small, Wiring
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,6 @@ class View:
     entry_op: Ints  # every list entry: its operation, rank and place in that list
     entry_rank: Ints
     place: Ints  # of operations with one rank
-    shared: dict[tuple[int, int], int]  # (operation, rank) → place, for operations of several ranks
 
     @cached_property
     def exact(self) -> Ints:
@@ -48,12 +48,23 @@ class View:
         """Rank → its list says what comes before what."""
         return ~self.wiring.free
 
-    def places(self, ops: Ints, ranks: Ints) -> Ints:
-        """Place of each operation in the list of the given rank; -1 where it does not stand there."""
-        found = np.where((ops >= 0) & (self.program.rank[ops] == ranks), self.place[ops], -1)
-        for i in where(self.program.group[ops] >= 0):
-            found[i] = self.shared.get((int(ops[i]), int(ranks[i])), -1)
-        return found
+    @cached_property
+    def member_place(self) -> Small:
+        """For every entry of `wiring.member_items`, the place of the operation in the list of that rank."""
+        lists, wiring = self.program.lists, self.wiring
+        return _member_places(lists.start, lists.items, wiring.member_start, wiring.member_items)
+
+
+@njit(cache=True)
+def _member_places(list_start: Ints, list_items: Ints, member_start: Small, member_items: Small) -> Small:
+    found = np.full(len(member_items), -1, np.int32)
+    for rank in range(len(list_start) - 1):
+        for e in range(list_start[rank], list_start[rank + 1]):
+            op = list_items[e]
+            for k in range(member_start[op], member_start[op + 1]):
+                if member_items[k] == rank:
+                    found[k] = e - list_start[rank]
+    return found
 
 
 def where(mask: np.ndarray) -> list[int]:

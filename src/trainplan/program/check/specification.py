@@ -1,0 +1,69 @@
+"""The written specification of a legal program.
+
+Every program is held against it before it is predicted and before it is launched. Each rule below is a function that
+finds all its faults; `check` raises one error that lists them and shows the lists of the ranks with the faulty places
+marked.
+
+1. *listed*: each operation stands exactly once in the list of each of its ranks, and in no other.   (passes.py)
+2. *once*: each micro-batch goes exactly once forward and once backward through each stage of its pipeline, and all
+   stages see the same micro-batches.
+3. *matched*: each message is sent once and received once, by the rank that it is for, with the same bytes; nothing
+   else passes between ranks.   (messages.py)
+4. *alive*: an operation makes, reads and frees only what is on its rank, after it was made and before it is freed.
+   (memory.py)
+5. *updated*: a stage steps once, after every backward pass of the step and after every exchange of its gradients; an
+   exchange sums something of every member, and every member reads the sum.   (weights.py)
+6. *fresh*: compute reads weights that lack no more updates than the program allows, and backward the same as forward.
+7. *ends*: no operation waits for itself in a circle: the program runs to its end.   (order.py)
+8. *ordered*: there is one order of all collectives that every rank keeps to, also of collectives of different groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from trainplan.errors import ProgramError
+from trainplan.program.check.grid import grid
+from trainplan.program.check.memory import alive
+from trainplan.program.check.messages import matched
+from trainplan.program.check.order import ends, ordered
+from trainplan.program.check.passes import listed, once
+from trainplan.program.check.view import Fault, View
+from trainplan.program.check.weights import fresh, updated
+from trainplan.program.program import Program
+from trainplan.program.wiring import Wiring, wire
+
+_SHOWN = 12  # faults beyond these are counted, not printed
+RULES: tuple[Callable[[View], Iterator[Fault]], ...] = (once, matched, alive, updated, fresh, ends, ordered)
+
+
+def faults(program: Program, wiring: Wiring | None = None) -> list[Fault]:
+    """All faults of a program."""
+    wiring = wiring or wire(program)
+    lists = program.lists
+    rank = lists.owner
+    place = np.arange(len(lists.items), dtype=np.int64) - lists.start[rank]
+    by_op = np.full(len(program), -1, dtype=np.int64)
+    by_op[lists.items] = place
+    view = View(program, wiring, lists.items, rank, by_op)
+    found = list(listed(view))
+    if found:  # the other rules need sound lists
+        return found
+    for rule in RULES:
+        found += rule(view)
+    return found
+
+
+def check(program: Program, wiring: Wiring | None = None) -> Program:
+    """The program itself, if it is legal; otherwise an error that shows every fault in its place."""
+    found = faults(program, wiring)
+    if found:
+        lines = [f"  {f.rule}: {f.why}" for f in found[:_SHOWN]]
+        if len(found) > _SHOWN:
+            lines.append(f"  … and {len(found) - _SHOWN} more")
+        lists = grid(program, {f.op for f in found if f.op >= 0})
+        title = f"program {program.title}".strip()
+        raise ProgramError(title, f"it is not legal, {len(found)} fault(s)\n" + "\n".join(lines) + "\n" + lists)
+    return program
