@@ -4,22 +4,31 @@
     rank 1  ·  F0 F1 F2 ·  B2 B1 B0 ·  ·        (B as long as F here)
 
 Every rank holds the activations of all micro-batches, which is why GPipe recomputes.
+
+With several chunks a rank this is the *looped* (breadth-first) pipeline: all micro-batches through one chunk, then all
+through the next. Its bubble is that of the interleaved one; it holds more, and its messages may be larger and fewer.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainplan.program.ops import Kind
+from trainplan.program.schedules.order import Order, Size, rows
 
 
-def gpipe(stages: int, micro_batches: int) -> list[NDArray[np.int64]]:
+def gpipe(size: Size) -> list[Order]:
     """
-    >>> gpipe(2, 2)[1][:, 2].tolist()
+    >>> gpipe(Size(2, 2))[1][:, 3].tolist()
     [0, 1, 1, 0]
+    >>> gpipe(Size(2, 2, chunks=2))[0][:, 2].tolist()
+    [0, 0, 2, 2, 2, 2, 0, 0]
     """
-    forward = np.arange(micro_batches)
-    kinds = np.repeat([Kind.F, Kind.B], micro_batches)
-    micro = np.concatenate([forward, forward[::-1]])
-    return [np.column_stack([kinds, np.full(len(kinds), stage), micro]) for stage in range(stages)]
+    micro = np.tile(np.arange(size.micro_batches), size.chunks)
+    chunk = np.repeat(np.arange(size.chunks), size.micro_batches)
+    lists = []
+    for rank in range(size.ranks):
+        forward = rows(Kind.F, chunk * size.ranks + rank, micro)
+        backward = rows(Kind.B, chunk * size.ranks + rank, micro)[::-1]
+        lists.append(np.concatenate([forward, backward]))
+    return lists

@@ -9,17 +9,18 @@ With one stage it is gradient accumulation, and with one micro-batch plain train
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainplan.program.ops import Kind
+from trainplan.program.schedules.order import Order, Size, by_slot, rows
 
 
-def naive(stages: int, micro_batches: int) -> list[NDArray[np.int64]]:
+def naive(size: Size) -> list[Order]:
     """
-    >>> naive(1, 2)[0].tolist() == [[Kind.F, 0, 0], [Kind.B, 0, 0], [Kind.F, 0, 1], [Kind.B, 0, 1]]
+    >>> naive(Size(1, 2))[0][:, [0, 3]].tolist() == [[Kind.F, 0], [Kind.B, 0], [Kind.F, 1], [Kind.B, 1]]
     True
     """
-    order = np.empty((2 * micro_batches, 3), dtype=np.int64)
-    order[0::2, 0], order[1::2, 0] = Kind.F, Kind.B
-    order[:, 2] = np.repeat(np.arange(micro_batches), 2)
-    return [np.column_stack([order[:, 0], np.full(len(order), stage), order[:, 2]]) for stage in range(stages)]
+    micro = np.arange(size.micro_batches)
+    return [
+        by_slot((rows(Kind.F, rank, micro), 2 * micro), (rows(Kind.B, rank, micro), 2 * micro + 1))
+        for rank in range(size.ranks)
+    ]

@@ -6,31 +6,50 @@
     rank 3  ·  ·  ·  F0 B0 F1 B1 F2 …
 
 The bubble is GPipe's, but rank r holds the activations of only min(m, p − r) micro-batches.
+
+That a gradient comes back just when the next forward is over holds only while messages take no time: with a latency c
+the steady state takes 2c(p − 1) / p longer for every micro-batch. DAPPLE's policy B (`early`) starts 2(p − r) − 1 forwards
+before its first backward instead of p − r, holds nearly twice as much, and waits for no message while c ≤ (F + B) / 2.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainplan.program.ops import Kind
+from trainplan.program.schedules.order import Ints, Order, Size, by_slot, rows
 
 
-def one_forward_one_backward(stages: int, micro_batches: int) -> list[NDArray[np.int64]]:
+def one_forward_one_backward(size: Size) -> list[Order]:
     """
-    >>> one_forward_one_backward(2, 3)[0][:, 2].tolist()    # F0 F1 B0 F2 B1 B2
+    >>> one_forward_one_backward(Size(2, 3))[0][:, 3].tolist()    # F0 F1 B0 F2 B1 B2
     [0, 1, 0, 2, 1, 2]
     """
-    lists = []
-    for stage in range(stages):
-        warm_up = min(micro_batches, stages - 1 - stage)
-        steady = micro_batches - warm_up
-        order = np.empty((2 * micro_batches, 3), dtype=np.int64)
-        order[:, 1] = stage
-        order[:warm_up, 0], order[:warm_up, 2] = Kind.F, np.arange(warm_up)
-        middle = order[warm_up : warm_up + 2 * steady]
-        middle[0::2, 0], middle[0::2, 2] = Kind.F, np.arange(warm_up, micro_batches)
-        middle[1::2, 0], middle[1::2, 2] = Kind.B, np.arange(steady)
-        order[warm_up + 2 * steady :, 0], order[warm_up + 2 * steady :, 2] = Kind.B, np.arange(steady, micro_batches)
-        lists.append(order)
-    return lists
+    return [_order(size, rank, size.ranks - 1 - rank) for rank in range(size.ranks)]
+
+
+def early_one_forward_one_backward(size: Size) -> list[Order]:
+    """DAPPLE's policy B.
+
+    >>> early_one_forward_one_backward(Size(2, 3))[0][:, 3].tolist()    # F0 F1 F2 B0 B1 B2
+    [0, 1, 2, 0, 1, 2]
+    """
+    return [_order(size, rank, 2 * (size.ranks - rank) - 2) for rank in range(size.ranks)]
+
+
+def _order(size: Size, rank: int, warm_up: int) -> Order:
+    micro = np.arange(size.micro_batches)
+    forward, backward = steady(len(micro), min(len(micro), warm_up))
+    return by_slot((rows(Kind.F, rank, micro), forward), (rows(Kind.B, rank, micro), backward))
+
+
+def steady(count: int, warm_up: int) -> tuple[Ints, Ints]:
+    """Slots of forwards and backwards: `warm_up` forwards, then one of each in turn, then the backwards that are left.
+
+    >>> steady(3, 1)                      # F0 F1 B0 F2 B1 B2
+    (array([0, 1, 3]), array([2, 4, 5]))
+    """
+    number = np.arange(count)
+    forward = np.where(number < warm_up, number, 2 * number - warm_up)
+    backward = np.where(number < count - warm_up, warm_up + 2 * number + 1, number + count)
+    return forward, backward
