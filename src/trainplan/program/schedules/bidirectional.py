@@ -1,14 +1,14 @@
 """Pipelines in two directions at once (GEMS, Chimera): every stage lives on two ranks, and each rank holds two stages.
 
-    GEMS      one micro-batch down, the next up: while the last rank of one direction turns round, the first of the other
-              has begun. Two copies of the weights, but the activations of one micro-batch only.
+    GEMS      one micro-batch down, the next up: while the last rank of one direction turns round, the first of the
+              other has begun. Two copies of the weights, but the activations of one micro-batch only.
     Chimera   half of the micro-batches down, half up, in slots that fit into each other: half of 1F1B's bubble.
 
 Gradients of the copies are summed before the step, so both copies make the same update.
 
 Chimera's slots: with D stages, F of the j-th own micro-batch of a unit of D micro-batches runs at stage s in slot
-2j + s, and B in slot 2j + 2D − 1 − s; units follow each other by 2D. More than one pair of pipelines: pair d is shifted by
-d · D / f ranks, each pipeline takes D / 2f micro-batches a unit, and the slots still never meet.
+2j + s, and B in slot 2j + 2D − 1 − s; units follow each other by 2D. More than one pair of pipelines: pair d is shifted
+by d · D / f ranks, each pipeline takes D / 2f micro-batches a unit, and the slots still never meet.
 
 The slots are as long as each other only if F = B. With B = 2F further units cost more than 1F1B's; *forward doubling*
 (two forwards for each backward slot, units of 2D) repairs that at twice the activations.
@@ -24,8 +24,8 @@ from trainplan.program.schedules.order import Ints, Order, Size, by_slot, counte
 
 def gems(size: Size) -> list[Order]:
     """
-    >>> gems(Size(2, 2))[0].tolist() == [[Kind.F, 0, 0, 0, 0], [Kind.B, 0, 0, 0, 0], [Kind.F, 1, 1, 1, 0], [Kind.B, 1, 1, 1, 0]]
-    True
+    >>> gems(Size(2, 2))[0][:, 1:4].tolist()        # down: stage 0; up: stage 1
+    [[0, 0, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]]
     """
     micro = np.arange(size.micro_batches)
     up = micro % 2

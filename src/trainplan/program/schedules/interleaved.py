@@ -1,4 +1,4 @@
-"""Interleaved 1F1B (Megatron-LM): every rank holds several stages, so that a micro-batch passes every rank several times.
+"""Interleaved 1F1B (Megatron-LM): every rank holds several stages, so a micro-batch passes every rank several times.
 
     rank 0   0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 …        two ranks, two chunks: stages 0 and 2
     rank 1   1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 …                        stages 1 and 3

@@ -8,8 +8,9 @@
 The bubble is GPipe's, but rank r holds the activations of only min(m, p − r) micro-batches.
 
 That a gradient comes back just when the next forward is over holds only while messages take no time: with a latency c
-the steady state takes 2c(p − 1) / p longer for every micro-batch. DAPPLE's policy B (`early`) starts 2(p − r) − 1 forwards
-before its first backward instead of p − r, holds nearly twice as much, and waits for no message while c ≤ (F + B) / 2.
+the steady state takes 2c(p − 1) / p longer for every micro-batch. DAPPLE's policy B (`early`) starts 2(p − r) − 1
+forwards before its first backward instead of p − r, holds nearly twice as much, and waits for no message while
+c ≤ (F + B) / 2.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The order of work on one rank, as schedules write it down.
 
-An order is an array with one row an operation: kind, pipeline, stage, micro-batch, slice. Schedules do not append row by
-row (a search makes thousands of lists of 10⁵ rows); they give every operation a **slot**, a number that says when its
-turn is compared with the others on its rank, or they write the *pattern* of kinds and stages and let the micro-batches be
-counted.
+An order is an array with one row an operation: kind, pipeline, stage, micro-batch, slice. Schedules do not append row
+by row (a search makes thousands of lists of 10⁵ rows); they give every operation a **slot**, a number that says when
+its turn is compared with the others on its rank, or they write the *pattern* of kinds and stages and let the
+micro-batches be counted.
 """
 
 from __future__ import annotations

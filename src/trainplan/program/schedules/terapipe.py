@@ -3,9 +3,9 @@
     rank 0  F0.0 F0.1 F0.2 ·    ·    ·    B0.2 B0.1 B0.0        0.1: micro-batch 0, slice 1
     rank 1  ·    F0.0 F0.1 F0.2 B0.2 B0.1 B0.0
 
-With causal attention a token sees only those before it, so a slice of the sequence can go on to the next stage while the
-next slice is at work; its keys and values stay behind for the later ones. Backward must go in the opposite order: the
-keys of an early slice get gradients from all later slices.
+With causal attention a token sees only those before it, so a slice of the sequence can go on to the next stage while
+the next slice is at work; its keys and values stay behind for the later ones. Backward must go in the opposite order:
+the keys of an early slice get gradients from all later slices.
 """
 
 from __future__ import annotations

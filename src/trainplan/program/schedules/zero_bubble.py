@@ -1,15 +1,15 @@
 """Zero-bubble pipelines (ZB-H1, ZB-H2): backward in two parts, so that the second can fill the bubble.
 
-The gradient of a stage's *input* (I) is what the stage before waits for. The gradient of its *weights* (W) is wanted only
-by the optimizer, so it can wait until there is nothing better to do:
+The gradient of a stage's *input* (I) is what the stage before waits for. The gradient of its *weights* (W) is wanted
+only by the optimizer, so it can wait until there is nothing better to do:
 
     1F1B    F0 F1 ·  ·  B0 ——                 rank 0 of 2: idle until B0 comes back
     ZB-H1   F0 F1 ·  I0 W0 …                  the others are through with I0 before they do their W
 
 * **H1** keeps 1F1B's memory. Rank r puts its first W off by r, so that I's follow one another: the bubble falls to
   (p − 1) · max(F, I, F + I − W).
-* **H2** takes twice the memory and fills the start, too: 2(p − r) − 1 forwards before the first I. No rank idles between
-  its first and its last operation while W ≤ F and 2W ≤ F + I. It needs m ≥ 2p − 1 for that.
+* **H2** takes twice the memory and fills the start, too: 2(p − r) − 1 forwards before the first I. No rank idles
+  between its first and its last operation while W ≤ F and 2W ≤ F + I. It needs m ≥ 2p − 1 for that.
 
 The two parts together take longer than the whole, 1.2 to 2 times: they are measured apart (`profile`), and whether it
 pays is for the clock to say.
