@@ -1,8 +1,8 @@
 """An order of work that somebody else made: torch's CSV files, in and out.
 
 One line a rank, one cell an operation: `0F0,0F1,0B0,0B1`. An overlapped pair, `(1F2;3B0)OVERLAP_F_B`, becomes its two
-operations one after the other: our ranks compute one thing at a time. Cells of messages and of sharding are passed over,
-since lowering adds those that our engine needs; so torch's files with and without communication are read alike.
+operations one after the other: our ranks compute one thing at a time. Cells of messages and of sharding are passed
+over, since lowering adds those that our engine needs; so torch's files with and without communication are read alike.
 
 >>> orders = read_csv("0F0,0F1,0B0,0B1\\n1F0,1B0,1F1,1B1", "example.csv")
 >>> write_csv(orders).splitlines()[1]
