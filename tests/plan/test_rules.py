@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tests.program.strategies import cases, examples
 from trainplan.errors import PlanError
-from trainplan.plan.plan import Plan, default_placement, plan
+from trainplan.plan.placement import lines, placement
+from trainplan.plan.plan import Plan, plan
 from trainplan.plan.rules import check, micro_batches, split
 
 PIPELINE = {"pp": 3, "micro": 4, "schedule": "gpipe", "blocks": 8}
@@ -79,7 +80,7 @@ def test_micro_batches_of_the_first_replica_are_the_largest(case) -> None:
 @examples(50)
 @given(st.integers(1, 6), st.integers(1, 6))
 def test_the_usual_placement_uses_every_rank_once_replicas_side_by_side(dp: int, pp: int) -> None:
-    table = default_placement(dp, pp)
+    table = placement(dp, lines("1f1b", pp))
     made = plan(dp=dp, pp=pp, placement=table)
     assert isinstance(made, Plan)
     assert made.world == dp * pp

@@ -10,17 +10,21 @@ import itertools
 from dataclasses import dataclass, fields
 from functools import cached_property
 
+from trainplan.plan.placement import Placement, lines
+from trainplan.plan.placement import placement as table
+
 # The words that each field may hold today. Later systems add words here; nothing else lists them.
 WORDS: dict[str, tuple[str, ...]] = {
     "exchange": ("all-reduce",),
-    "schedule": ("naive", "gpipe", "1f1b"),
+    "schedule": (
+        "naive", "gpipe", "looped", "1f1b", "1f1b-early", "interleaved", "zb-h1", "zb-h2", "zb-v", "gems", "chimera",
+        "chimera-doubled",
+    ),
     "updates": ("sync",),
     "recompute": ("none", "full"),
     "precision": ("fp32",),
     "overlap": ("on", "off"),
 }
-
-Placement = tuple[tuple[tuple[int, ...], ...], ...]  # pipeline → stage → ranks (more than one: tensor parallelism)
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,12 @@ class Request:
     """What was asked; None where it was left open."""
 
     dp: int | None = None  # replicas of the model (or of the pipeline)
-    pp: int | None = None  # stages
+    spread: tuple[int, ...] | None = None  # ranks of each stage, where they differ; written dp=2,1,1
+    pp: int | None = None  # ranks of a pipeline: so many stages, or so many times `chunks`
     micro: int | None = None  # micro-batches that one replica runs a step
     schedule: str | None = None  # order of work of a pipeline
+    chunks: int | None = None  # stages that each rank of a pipeline holds
+    pairs: int | None = None  # of pipelines in opposite directions (Chimera)
     stages: tuple[int, ...] | None = None  # explicit cuts: the first block of every stage but the first
     recompute: str | None = None
     exchange: str | None = None  # how gradients are summed over replicas
@@ -60,6 +67,19 @@ class Plan:
     blocks: int  # how many blocks the model has, so that the cuts mean something
     placement: Placement
     key: str = ""
+    chunks: int = 1
+    pairs: int = 1
+    spread: tuple[int, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """Stages."""
+        return len(self.stages) + 1
+
+    @property
+    def lines(self) -> int:
+        """Pipelines of one replica (see `placement.py`)."""
+        return len(self.placement) // self.dp
 
     @property
     def world(self) -> int:
@@ -76,22 +96,13 @@ class Plan:
         edges = (0, *self.stages, self.blocks)
         return tuple(itertools.pairwise(edges))
 
-    def rank(self, replica: int, stage: int) -> int:
-        """The rank that runs a stage of a replica."""
-        return self.placement[replica][stage][0]
+    def rank(self, replica: int, stage: int, line: int = 0) -> int:
+        """The rank that runs a stage of a line of a replica."""
+        return self.placement[replica * self.lines + line][stage][0]
 
     def replicas_of(self, stage: int) -> tuple[int, ...]:
-        """The ranks that hold a copy of a stage, one for each replica."""
-        return tuple(pipeline[stage][0] for pipeline in self.placement)
-
-
-def default_placement(dp: int, pp: int) -> Placement:
-    """Replicas of a stage side by side, so that gradients stay inside a node and activations cross.
-
-    >>> default_placement(dp=2, pp=2)
-    (((0,), (2,)), ((1,), (3,)))
-    """
-    return tuple(tuple((stage * dp + replica,) for stage in range(pp)) for replica in range(dp))
+        """The ranks that hold a copy of a stage."""
+        return tuple(dict.fromkeys(pipeline[stage][0] for pipeline in self.placement))
 
 
 def plan(
@@ -109,12 +120,20 @@ def plan(
     blocks: int = 1,
     placement: Placement | None = None,
     key: str = "",
+    chunks: int = 1,
+    pairs: int = 1,
+    spread: tuple[int, ...] = (),
 ) -> Plan:
     """A plan with the usual choices where none is given."""
     return Plan(
         dp, pp, micro, schedule, tuple(stages), recompute, exchange, bucket, updates, precision, overlap, blocks,
-        placement or default_placement(dp, pp), key,
+        placement or table(dp, lines(schedule, pp, chunks, pairs, spread)), key, chunks, pairs, tuple(spread),
     )  # fmt: skip
+
+
+def usual_placement(plan: Plan) -> Placement:
+    """The placement that a plan has where none is given."""
+    return table(plan.dp, lines(plan.schedule, plan.pp, plan.chunks, plan.pairs, plan.spread))
 
 
 def open_fields(request: Request) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 
 from trainplan.errors import PlanError, nearest
-from trainplan.plan.plan import WORDS, Plan
+from trainplan.plan.plan import WORDS, Plan, usual_placement
 from trainplan.plan.text import text
 
 
@@ -24,8 +24,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     for field in ("dp", "pp", "micro", *(("bucket",) if plan.dp > 1 else ())):
         if getattr(plan, field) < 1:
             raise PlanError(asked, f"{field} counts from 1, and is {getattr(plan, field)}", f"{field}=1")
-    if plan.pp == 1 and plan.schedule != "naive":
-        raise PlanError(asked, "an order of work between stages needs several stages", "pp=2, or no schedule")
+    _schedule(plan, asked)
     _stages(plan, asked)
     _placement(plan, asked)
     _devices(plan, asked, world)
@@ -33,11 +32,51 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     return plan
 
 
+# What some orders of work need beyond several stages.
+CHUNKED = ("looped", "interleaved", "zb-v")  # several stages a rank
+SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v")  # backward in two parts
+
+
+def _schedule(plan: Plan, asked: str) -> None:
+    schedule, pp = plan.schedule, plan.pp
+    if pp == 1 and schedule != "naive":
+        raise PlanError(asked, "an order of work between stages needs several stages", "pp=2, or no schedule")
+    if plan.chunks < 1 or plan.pairs < 1 or any(count < 1 for count in plan.spread):
+        raise PlanError(asked, "chunks, pairs and the ranks of a stage count from 1", "leaving them out")
+    if plan.chunks > 1 and schedule not in CHUNKED:
+        raise PlanError(asked, f"{schedule} has one stage a rank, not {plan.chunks}", "schedule=interleaved")
+    if schedule == "zb-v" and plan.chunks != 2:
+        raise PlanError(asked, f"zb-v has two stages a rank, not {plan.chunks}", "chunks=2")
+    if schedule.startswith("chimera") and pp % 2:
+        raise PlanError(asked, f"two directions meet in the middle of an even number of stages, not {pp}", f"pp={pp + 1}")
+    if plan.pairs > 1 and (schedule != "chimera" or pp // 2 % plan.pairs):
+        why = f"{plan.pairs} pairs of pipelines need schedule=chimera, and half of pp={pp} must be a multiple of them"
+        raise PlanError(asked, why, "pairs=1")
+    if plan.recompute != "none" and schedule in SPLIT_BACKWARD:
+        why = "a backward pass in two parts would recompute everything twice"
+        raise PlanError(asked, why, "schedule=1f1b, or recompute=none")
+    if plan.spread:
+        if schedule not in ("1f1b", "naive", "gpipe"):
+            raise PlanError(asked, f"different numbers of ranks a stage are for 1f1b, not {schedule}", "schedule=1f1b")
+        if len(plan.spread) != pp:
+            raise PlanError(asked, f"{len(plan.spread)} numbers of ranks for {pp} stages", f"pp={len(plan.spread)}")
+        if plan.micro < max(plan.spread):
+            why = f"{plan.micro} micro-batch(es) for a stage of {max(plan.spread)} ranks leaves some without work"
+            raise PlanError(asked, why, f"micro={max(plan.spread)}")
+    least = {"gems": 2, "chimera": pp // 2 + 1, "chimera-doubled": pp + 1}.get(schedule, 1)
+    if plan.pairs > 1:
+        least = pp - pp // (2 * plan.pairs) + 1
+    if plan.micro < least:
+        why = f"with {plan.micro} micro-batch(es) no work is left for one of the directions"
+        raise PlanError(asked, why, f"micro={least}")
+
+
 def _stages(plan: Plan, asked: str) -> None:
-    if plan.pp > plan.blocks:
-        raise PlanError(asked, f"{plan.pp} stages, but the model has only {plan.blocks} blocks", f"pp={plan.blocks}")
-    if len(plan.stages) != plan.pp - 1:
-        why = f"{plan.pp} stages need {plan.pp - 1} cuts, {len(plan.stages)} are given"
+    wanted = plan.pp * plan.chunks
+    if wanted > plan.blocks:
+        raise PlanError(asked, f"{wanted} stages, but the model has only {plan.blocks} blocks", f"pp={plan.blocks}")
+    if plan.depth != wanted:
+        why = f"{wanted} stages need {wanted - 1} cuts, {len(plan.stages)} are given"
         raise PlanError(asked, why, "leaving stages open")
     edges = (0, *plan.stages, plan.blocks)
     if any(b <= a for a, b in itertools.pairwise(edges)):
@@ -47,23 +86,29 @@ def _stages(plan: Plan, asked: str) -> None:
 
 def _placement(plan: Plan, asked: str) -> None:
     default = "leaving the placement out"
-    if len(plan.placement) != plan.dp or any(len(pipeline) != plan.pp for pipeline in plan.placement):
+    usual = usual_placement(plan)
+    if len(plan.placement) != len(usual) or any(len(pipeline) != plan.depth for pipeline in plan.placement):
         sizes = ", ".join(str(len(pipeline)) for pipeline in plan.placement)
-        why = f"a placement for dp={plan.dp} pp={plan.pp} has {plan.dp} × {plan.pp} entries, and this one has {sizes}"
+        why = f"a placement for this plan has {len(usual)} × {plan.depth} entries, and this one has {sizes}"
         raise PlanError(asked, why, default)
     several = [stage for pipeline in plan.placement for stage in pipeline if len(stage) != 1]
     if several:
         raise PlanError(asked, f"a stage runs on one rank, and one is placed on {len(several[0])}", default)
     ranks = [rank for pipeline in plan.placement for stage in pipeline for rank in stage]
-    if sorted(ranks) != list(range(len(ranks))):
-        why = f"a placement uses every rank from 0 to {len(ranks) - 1} once, and this one uses {sorted(ranks)}"
+    wanted = [rank for pipeline in usual for stage in pipeline for rank in stage]
+    if sorted(set(ranks)) != sorted(set(wanted)):
+        why = f"a placement uses every rank from 0 to {max(wanted)}, and this one uses {sorted(set(ranks))}"
+        raise PlanError(asked, why, default)
+    # The order of work says which stages share a rank; the table may only say which rank that is.
+    if len(set(zip(ranks, wanted, strict=True))) != len(set(wanted)):
+        why = f"schedule={plan.schedule} wants other stages to share a rank than this placement"
         raise PlanError(asked, why, default)
 
 
 def _devices(plan: Plan, asked: str, world: int | None) -> None:
     if world is not None and plan.world > world:
         fits = [f"dp={dp} pp={pp}" for dp in range(plan.dp, 0, -1) for pp in range(plan.pp, 0, -1) if dp * pp <= world]
-        why = f"it needs {plan.dp} × {plan.pp} = {plan.world} devices, and there are {world}"
+        why = f"it needs {plan.dp} × {plan.world // plan.dp} = {plan.world} devices, and there are {world}"
         raise PlanError(asked, why, fits[0])
 
 

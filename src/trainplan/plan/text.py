@@ -20,19 +20,18 @@ from typing import Any
 
 from trainplan import files
 from trainplan.errors import InputError, PlanError, nearest
-from trainplan.plan.plan import WORDS, Plan, Request, default_placement
+from trainplan.plan.plan import WORDS, Plan, Request, usual_placement
 from trainplan.units import GIB, KIB, MIB, parse_bytes
 
-_NUMBERS = ("dp", "pp", "micro")
 _SIZES = ("bucket", "memory")
 _ORDER = (
-    "dp", "pp", "schedule", "micro", "stages", "recompute", "exchange", "bucket", "updates", "precision", "overlap",
-    "memory",
+    "dp", "pp", "schedule", "chunks", "pairs", "micro", "stages", "recompute", "exchange", "bucket", "updates",
+    "precision", "overlap", "memory",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {
-    "dp": 1, "pp": 1, "micro": 1, "schedule": "naive", "stages": (), "recompute": "none", "exchange": "all-reduce",
-    "updates": "sync", "precision": "fp32", "overlap": "on", "memory": None,
+    "dp": 1, "pp": 1, "chunks": 1, "pairs": 1, "micro": 1, "schedule": "naive", "stages": (), "recompute": "none",
+    "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on", "memory": None,
 }  # fmt: skip
 
 
@@ -61,6 +60,9 @@ def parse(line: str) -> Request:
         if field in seen:
             raise PlanError(f"plan {line!r}", f"{field} is given twice", f"only {word}")
         seen.add(field)
+        if field == "dp" and "," in value:
+            request = replace(request, dp=1, spread=_numbers(value, f"plan {line!r}, {word}", "dp=2,1,1"))
+            continue
         request = replace(request, **{field: _value(field, value, line)})
     return request
 
@@ -78,16 +80,20 @@ def _value(field: str, value: str, line: str) -> Any:
             return parse_bytes(value)
         except InputError as error:
             raise PlanError(asked, error.why, f"{field}=25MiB") from None
-    if field == "stages":
-        cuts = value.split(",") if value else []  # one stage has no cuts
-        if not all(cut.isdecimal() for cut in cuts):
-            raise PlanError(asked, "the first block of every stage but the first was expected", "stages=2,5")
-        return tuple(int(cut) for cut in cuts)
+    if field == "stages":  # one stage has no cuts
+        return _numbers(value, asked, "the first block of every stage but the first, such as stages=2,5")
     if not value.isdecimal():
         raise PlanError(asked, "a whole number was expected", f"{field}=2")
     if int(value) < 1:
         raise PlanError(asked, f"{field} counts from 1", f"{field}=1")
     return int(value)
+
+
+def _numbers(value: str, asked: str, instead: str) -> tuple[int, ...]:
+    words = value.split(",") if value else []
+    if not all(word.isdecimal() for word in words):
+        raise PlanError(asked, "numbers with commas between them were expected", instead)
+    return tuple(int(word) for word in words)
 
 
 def _size(value: int) -> str:
@@ -124,6 +130,9 @@ def _words(choices: Request | Plan, usual: dict[str, object]) -> str:
     words = []
     for field in _ORDER:
         value = getattr(choices, field, None)
+        if field == "dp" and choices.spread:
+            words.append(f"dp={','.join(map(str, choices.spread))}")
+            continue
         if value is None or (field in usual and value == usual[field]):
             continue
         if field in _SIZES:
@@ -145,7 +154,7 @@ def to_json(plan: Plan) -> dict[str, object]:
     """Every choice of a plan, for files."""
     data = files.to_json(plan)
     data["text"] = text(plan)
-    if plan.placement == default_placement(plan.dp, plan.pp):
+    if plan.placement == usual_placement(plan):
         del data["placement"]
     return data
 
@@ -154,10 +163,10 @@ def from_json(data: dict[str, object], where: str = "plan") -> Plan:
     """The plan that `to_json` wrote."""
     if isinstance(data, dict):
         data = {key: value for key, value in data.items() if key != "text"}
-        dp, pp = data.get("dp"), data.get("pp")
-        if "placement" not in data and isinstance(dp, int) and isinstance(pp, int):
-            data["placement"] = files.to_json(default_placement(dp, pp))
+        if "placement" not in data:
+            made = files.from_json(Plan, {**data, "placement": []}, where)
+            return replace(made, placement=usual_placement(made))
     return files.from_json(Plan, data, where)
 
 
-assert set(_ORDER) == {f.name for f in fields(Request)} - {"key"}
+assert set(_ORDER) == {f.name for f in fields(Request)} - {"key", "spread"}

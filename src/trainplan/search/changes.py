@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from trainplan.plan.plan import Plan, default_placement
+from trainplan.plan.plan import Plan, usual_placement
 from trainplan.predict.predict import Prediction
 from trainplan.solve.shape import micro_counts
 from trainplan.units import gib
@@ -53,7 +53,8 @@ def _changes(plan: Plan, world: int) -> Iterator[tuple[str, Plan]]:
 
 def _reshaped(plan: Plan, dp: int, pp: int) -> Plan:
     schedule = "1f1b" if plan.pp == 1 else plan.schedule
-    return replace(plan, dp=dp, pp=pp, schedule=schedule, placement=default_placement(dp, pp))
+    changed = replace(plan, dp=dp, pp=pp, schedule=schedule)
+    return replace(changed, placement=usual_placement(changed))
 
 
 def _fewest(sketch: Plan, batch: int, attempt: Try) -> Prediction | None:

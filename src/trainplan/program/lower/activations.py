@@ -22,7 +22,7 @@ from trainplan.program.program import Ints
 def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     """Without recomputation."""
     layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds
-    stages = range(layout.plan.pp)
+    stages = layout.stages
     forward, begin, final = found.ops(Kind.F, stages), found.backward(stages, False), found.backward(stages, True)
     extra = found.by_size(lambda s, n: footprints(profile, n).forward_extra(*bounds[s]), len(stages))
     ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
@@ -39,6 +39,9 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
         return table(True) if adds.all() else np.where(adds, table(True), table(False))
 
     there, passing = at_worst(lambda m: m.saved), at_worst(lambda m: m.passing)
+    if layout.splits:
+        _in_two_parts(ledger, homes, forward, (begin, final), kept, passing)
+        return
     cut = begin != final
     for stage in np.flatnonzero(cut.any(axis=1)).tolist():
         there[stage, cut[stage]] = _in_pieces(ledger, found, homes[stage], stage, forward[stage], kept[stage])[
@@ -49,6 +52,16 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     whole = np.where(cut, -1, begin)
     ledger.add_some(Value.SAVED, kept - there, homes, np.where(cut, -1, forward), whole, early=True)
     ledger.add_some(Value.WORKSPACE, passing, homes, whole, whole)
+
+
+def _in_two_parts(
+    ledger: Ledger, homes: Ints, forward: Ints, parts: tuple[Ints, Ints], kept: Ints, passing: Ints
+) -> None:
+    """A pass that is split into I and W: what was saved stays until the second part is over, and so do the gradients
+    that the first part leaves for the second."""
+    first, second = parts
+    ledger.add(Value.SAVED, kept, homes, forward, second, (first, second))
+    ledger.add(Value.SAVED, passing, homes, first, second, (second,))
 
 
 def _in_pieces(ledger: Ledger, found: Found, home: Ints, stage: int, forward: Ints, kept: Ints) -> Ints:
@@ -109,8 +122,8 @@ def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
         ledger.add(
             Value.BOUNDARY, size, home[[last for _, last, _ in flows]], start, end, (np.where(end != start, end, -1),)
         )  # fmt: skip
-    forward = found.ops(Kind.F, range(layout.plan.pp))
-    extra = found.by_size(lambda s, n: footprints(profile, n).forward_alone_extra(*bounds[s]), layout.plan.pp)
+    forward = found.ops(Kind.F, layout.stages)
+    extra = found.by_size(lambda s, n: footprints(profile, n).forward_alone_extra(*bounds[s]), len(layout.stages))
     ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
     workspace = found.by_size(lambda b, n: footprints(profile, n).forward_workspace[b], len(blocks))
     ledger.add_some(Value.WORKSPACE, workspace, home, again, again)

@@ -27,21 +27,21 @@ def cost_classes(
     classes: list[CostClass] = []
     known: dict[tuple[int, ...], int] = {}
     class_of = np.zeros(len(example), dtype=np.int64)
-    columns = (table.kind, table.stage, table.unit, table.peer, table.replica, table.adds, table.last)
+    columns = (table.kind, table.stage, table.unit, table.peer, table.replica, table.line, table.adds, table.last)
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     for spot in np.flatnonzero(example >= 0).tolist():
         i, size = divmod(spot, len(sizes))
-        kind, stage, unit, peer, replica, adds, last = rows[i]
+        kind, stage, unit, peer, replica, line, adds, last = rows[i]
         if kind not in _BACKWARD:  # the same, whichever pass it belongs to
             adds = last = 0
         samples = 0 if kind in WITHOUT_MICRO_BATCH else int(sizes[size])
-        key = (kind, stage, unit, peer, replica, adds, last, samples)
+        key = (kind, stage, unit, peer, replica, line, adds, last, samples)
         if key not in known:
             known[key] = len(classes)
             number = int(group[example[spot]])
             members = spans[number] if number >= 0 else ()
             classes.append(
-                _class(layout, Kind(kind), stage, unit, peer, replica, samples, adds, bool(last), members)
+                _class(layout, Kind(kind), stage, unit, peer, replica, line, samples, adds, bool(last), members)
             )  # fmt: skip
         class_of[spot] = known[key]
     cost = class_of[place]
@@ -50,18 +50,18 @@ def cost_classes(
 
 
 def _class(
-    layout: Layout, kind: Kind, stage: int, unit: int, peer: int, replica: int, samples: int, adds: int,
+    layout: Layout, kind: Kind, stage: int, unit: int, peer: int, replica: int, line: int, samples: int, adds: int,
     last_pass: bool, members: tuple[int, ...],
 ) -> CostClass:  # fmt: skip
     plan, profile = layout.plan, layout.profile
     first, last = plan.bounds[stage]
-    rank = layout.rank(replica, stage)
+    rank = layout.rank(replica, stage, line)
     if SPECS[kind].message:
         forward = kind in (Kind.SEND_F, Kind.RECV_F)
         edge = layout.edge[(stage, peer) if forward == (kind in SENDS) else (peer, stage)]
         numbers = edge.crossings if forward else edge.gradients
         size = message_bytes(profile, numbers, samples)
-        return CostClass(kind, rank, layout.rank(replica, peer), first, last, samples, size, tensors=len(numbers))
+        return CostClass(kind, rank, layout.rank(replica, peer, line), first, last, samples, size, tensors=len(numbers))
     if kind is Kind.REDUCE_GRAD:
         tie = unit - layout.first_tie
         size = layout.ties[tie].bytes if tie >= 0 else layout.buckets[stage][unit].bytes
@@ -71,9 +71,9 @@ def _class(
     if layout.recomputes and kind in (Kind.R, Kind.B):
         return CostClass(kind, rank, -1, unit, unit + 1, samples, accumulate=adds)
     if kind is Kind.STEP:
-        return CostClass(kind, rank, -1, first, last, accumulate=int(plan.dp > 1 and not layout.observed))
+        return CostClass(kind, rank, -1, first, last, accumulate=int(layout.copies[stage] > 1 and not layout.observed))
     buckets = layout.buckets[stage]
-    if kind is Kind.B and last_pass and len(buckets) > 1:
+    if kind is Kind.B and last_pass and len(buckets) > 1 and not layout.exchanges_late:
         # A piece of the backward pass, which is cut where buckets become ready.
         since = buckets[unit - 1].ready if unit else 0.0
         until = buckets[unit].ready if unit < len(buckets) - 1 else 1.0

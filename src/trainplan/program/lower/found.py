@@ -6,17 +6,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.rows import Table
-from trainplan.program.ops import Kind
+from trainplan.program.ops import COLLECTIVES, Kind
 from trainplan.program.program import Bools, Ints
+from trainplan.program.text import WITHOUT_MICRO_BATCH
+
+NEVER = np.iinfo(np.int64).max
 
 
 class Found:
     """Numbers of operations by kind, stage, peer and unit.
 
-    A look-up gives one row for each stage that is asked for and one column for each place, which is a (replica, step,
-    micro-batch): so the same entry of two look-ups belongs to the same micro-batch. -1: there is no such operation.
+    Of operations on micro-batches a look-up gives one row for each stage that is asked for and one column for each
+    place, which is a (replica, step, micro-batch): so the same entry of two look-ups belongs to the same micro-batch.
+    Of what comes once a step there is a row for each copy of a stage (`Holding`) and a column for each step.
+    -1: there is no such operation.
     """
 
     def __init__(self, layout: Layout, steps: int, table: Table, row: Ints, micro: Ints, step: Ints) -> None:
@@ -25,17 +30,35 @@ class Found:
         plan = layout.plan
         self.places = len(layout.replicas) * steps * plan.micro
         # Rows of several replicas, or of several bodies, are the same operation for other places.
-        names = zip(table.kind.tolist(), table.stage.tolist(), table.peer.tolist(), table.unit.tolist(), strict=True)
+        names = list(
+            zip(table.kind.tolist(), table.stage.tolist(), table.peer.tolist(), table.unit.tolist(), strict=True)
+        )
         self._line: dict[tuple[int, int, int, int], int] = {}
         line = np.array([self._line.setdefault(name, len(self._line)) for name in names], dtype=np.int64)
         # One line more, which stays empty: line -1.
         self._numbers = np.full((len(self._line) + 1, self.places), -1, dtype=np.int64)
         replica = np.searchsorted(layout.replicas, table.replica)
-        self._numbers[line[row], (replica[row] * steps + step) * plan.micro + micro] = np.arange(len(row))
-        place = np.arange(self.places)
-        self.replica = place // (plan.micro * steps)
-        samples = np.array(layout.sizes, dtype=np.int64)[np.array(layout.replicas)[self.replica], place % plan.micro]
+        whole = np.isin(table.kind, WITHOUT_MICRO_BATCH)[row]
+        ops = np.flatnonzero(~whole)
+        place = (replica[row[ops]] * steps + step[ops]) * plan.micro + micro[ops]
+        self._numbers[line[row[ops]], place] = ops
+        # What comes once: by (kind, stage, unit) and rank; what all copies do together, whichever stands for it.
+        self._once: dict[tuple[int, int, int, int], Ints] = {}
+        for op in np.flatnonzero(whole).tolist():
+            kind, stage, _, unit = names[row[op]]
+            where = -1 if kind in COLLECTIVES and kind != Kind.NORM else int(self.rank[op])
+            if kind == Kind.NORM:
+                stage, where = 0, int(table.replica[row[op]])
+            key = (kind, stage, unit, where)
+            self._once.setdefault(key, np.full(steps, -1, dtype=np.int64))[step[op]] = op
+        at = np.arange(self.places)
+        self.replica = at // (plan.micro * steps)  # of every place, among those that have lists
+        self.micro = at % plan.micro
+        samples = np.array(layout.sizes, dtype=np.int64)[np.array(layout.replicas)[self.replica], self.micro]
         self._sizes, self._size = np.unique(samples, return_inverse=True)
+        self._replica_number = {r: number for number, r in enumerate(layout.replicas)}
+
+    # -- of micro-batches -------------------------------------------------------------------------------------------
 
     def ops(self, kind: Kind, stages: Sequence[int], peers: Sequence[int] = (), units: Sequence[int] = ()) -> Ints:
         """The operation of every place, a row for each stage (with its peer and its unit)."""
@@ -43,8 +66,11 @@ class Found:
         return self._numbers[[self._line.get((int(kind), *name), -1) for name in names]]
 
     def backward(self, stages: Sequence[int], final: bool) -> Ints:
-        """The first or the final operation of the backward pass of every place: it may be cut into units."""
+        """The first or the final operation of the backward pass of every place: it may be cut into units, or into a
+        part for the input and one for the weights."""
         layout = self.layout
+        if layout.splits:
+            return self.ops(Kind.W if final else Kind.I, stages)
         if layout.recomputes:
             bounds = [layout.plan.bounds[stage] for stage in stages]
             return self.ops(Kind.B, stages, units=[first if final else last - 1 for first, last in bounds])
@@ -54,28 +80,68 @@ class Found:
         cut = self.ops(Kind.B, stages, units=[max(0, len(layout.buckets[stage]) - 1) for stage in stages])
         return np.where(cut >= 0, cut, whole)
 
+    def gathering(self, stages: Sequence[int]) -> Ints:
+        """The operation of every place that (first) adds to the gradients of the weights."""
+        return self.backward(stages, final=self.layout.splits)
+
+    def homes(self) -> Ints:
+        """The rank of every stage at every place."""
+        layout = self.layout
+        ranks = np.array(
+            [
+                [[layout.local(r, s, line) for line in range(layout.plan.lines)] for r in layout.replicas]
+                for s in layout.stages
+            ]
+        )
+        return np.asarray(ranks[:, self.replica, layout.line_of[self.micro]])
+
     def adds(self, stages: Sequence[int]) -> Bools:
         """Whether the backward pass of every place finds gradients that it adds to; the first of a step does where
         buckets keep them."""
-        begin = self.passes(self.backward(stages, final=False))
-        first = begin == begin.min(axis=2, keepdims=True)
-        if self.layout.plan.dp > 1 and not self.layout.gathers:
-            first[:] = False
-        return np.asarray(~first.reshape(len(stages), self.places))
-
-    def once(self, kind: Kind, stages: Sequence[int], units: Sequence[int] = ()) -> Ints:
-        """Of operations that come once a step: a column for each (replica, step)."""
-        return self.ops(kind, stages, units=units)[:, :: self.layout.plan.micro]
-
-    def shared(self, kind: Kind, stages: Sequence[int], units: Sequence[int] = ()) -> Ints:
-        """Of collectives over all replicas, which are found under the first: the same number for each of them."""
-        return np.tile(self.once(kind, stages, units)[:, : self.steps], (1, len(self.layout.replicas)))
-
-    def passes(self, ops: Ints) -> Ints:
-        """The operations of every step together: (stage, replica and step, micro-batch)."""
-        return ops.reshape(len(ops), len(self.layout.replicas) * self.steps, self.layout.plan.micro)
+        found = np.ones((len(stages), self.places), dtype=bool)
+        gathering = self.gathering(stages)
+        for number, stage in enumerate(stages):
+            if self.layout.copies[stage] > 1 and not self.layout.gathers:
+                continue
+            for holding in self.layout.holdings:
+                if holding.stage == stage:
+                    first = self.own(gathering[number : number + 1], [holding], empty=NEVER).min(axis=2)
+                    found[number] &= ~np.isin(gathering[number], first)
+        return found
 
     def by_size(self, of: Callable[[int, int], float], count: int) -> Ints:
         """of(thing, samples) for so many things and every place, worked out once for each size that occurs."""
         table = [[round(of(thing, int(size))) for size in self._sizes] for thing in range(count)]
         return np.array(table, dtype=np.int64).reshape(count, len(self._sizes))[:, self._size]
+
+    # -- of copies of stages ----------------------------------------------------------------------------------------
+
+    def own(self, of: Ints, holdings: Sequence[Holding], empty: int = -1) -> Ints:
+        """Of what has a row for each of these copies (or one for all), the entries of the micro-batches that each copy
+        sees: (copy, step, micro-batch); `empty` elsewhere."""
+        layout = self.layout
+        table = np.broadcast_to(of, (len(holdings), self.places))
+        table = table.reshape(len(holdings), len(layout.replicas), self.steps, layout.plan.micro)
+        number = [self._replica_number[h.replica] for h in holdings]
+        table = table[np.arange(len(holdings)), number]
+        mine = np.array([np.isin(layout.line_of, h.lines) for h in holdings])
+        return np.where(mine[:, None, :] & (table >= 0), table, empty)
+
+    def once(self, kind: Kind, holdings: Sequence[Holding]) -> Ints:
+        """Of operations that every copy does once a step."""
+        none = np.full(self.steps, -1, dtype=np.int64)
+        found = [self._once.get((int(kind), h.stage, 0, h.rank), none) for h in holdings]
+        return np.array(found, dtype=np.int64).reshape(len(holdings), self.steps)
+
+    def shared(self, kind: Kind, stages: Sequence[int], units: Sequence[int] = ()) -> Ints:
+        """Of collectives over all copies of a stage, once a step: a row for each stage that is asked for."""
+        none = np.full(self.steps, -1, dtype=np.int64)
+        pairs = zip(stages, units or (0,) * len(stages), strict=True)
+        found = [self._once.get((int(kind), stage, unit, -1), none) for stage, unit in pairs]
+        return np.array(found, dtype=np.int64).reshape(len(stages), self.steps)
+
+    def norm(self, holdings: Sequence[Holding]) -> Ints:
+        """The sum of squares of each copy's replica."""
+        none = np.full(self.steps, -1, dtype=np.int64)
+        found = [self._once.get((int(Kind.NORM), 0, 0, h.replica), none) for h in holdings]
+        return np.array(found, dtype=np.int64).reshape(len(holdings), self.steps)

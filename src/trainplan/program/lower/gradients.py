@@ -8,74 +8,101 @@ torch's DDP           the same; but passes before the last of a step gather grad
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from trainplan.profile.footprint import footprints, update_workspace, worst
 from trainplan.profile.profile import Parameter
-from trainplan.program.lower.found import Found
-from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.found import NEVER, Found
+from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Ints
 
 
-def gradients(ledger: Ledger, found: Found, ranks: Ints) -> None:
+def gradients(ledger: Ledger, found: Found) -> None:
     """Gradients of the weights, and the facts that exchange, norm and step wait for."""
-    layout, plan = found.layout, found.layout.plan
-    stages = range(plan.pp)
-    home = np.repeat(ranks, found.steps, axis=1)
-    step = found.once(Kind.STEP, stages)
-    clips = found.layout.clips
-    norm = np.repeat(found.once(Kind.NORM, [0]), plan.pp, axis=0) if clips else np.full_like(step, -1)
-    trainable = [[p for p in parameters if p.trainable] for parameters in layout.parameters]
-    if plan.dp > 1:
-        sizes = np.array([sum(bucket.bytes for bucket in buckets) for buckets in layout.buckets])
-        never = np.full(ranks.shape, -1, dtype=np.int64)
-        ledger.add(Value.GRADIENTS, sizes[:, None], ranks, never, never)
-        if layout.gathers:
-            _beside_the_buckets(ledger, found, home[0], trainable[0])
-        # Weights that several stages hold are in no bucket.
-        trainable = [[p for p in some if layout.is_tied(p)] for some in trainable]
-    if layout.recomputes:
-        _block_by_block(ledger, found, home, step, trainable)
-    else:
-        _by_first_pass(ledger, found, home, step, trainable)
-    complete = found.passes(found.backward(stages, final=True)).max(axis=2)  # later operations have higher numbers
-    if clips:
+    layout = found.layout
+    holdings = layout.holdings
+    stage = [h.stage for h in holdings]
+    home = _home(found, holdings)
+    step, norm = found.once(Kind.STEP, holdings), found.norm(holdings)
+    _stored(ledger, found, holdings, home, step)
+    complete = found.own(found.backward(layout.stages, final=True)[stage], holdings).max(axis=2)
+    if layout.clips:
         ledger.add(Value.TOKEN, 0, home, complete, norm, (norm,))
         ledger.add(Value.TOKEN, 0, home, norm, step, (step,))
     # Bucket k: the piece of backward that completes it → its exchange → the norm or the step.
-    buckets = [(stage, unit) for stage in stages for unit in range(len(layout.buckets[stage]))]
-    of, units = [stage for stage, _ in buckets], [unit for _, unit in buckets]
-    cuts = [layout.buckets[stage][unit].block if layout.recomputes else unit for stage, unit in buckets]
-    piece = found.passes(found.ops(Kind.B, of, units=cuts)).max(axis=2)
-    reduce = found.shared(Kind.REDUCE_GRAD, of, units=units)
-    ledger.add(Value.TOKEN, 0, home[of], piece, reduce, (reduce,))
-    ledger.add(Value.TOKEN, 0, home[of], reduce, step[of], (norm[of], step[of]))
+    filled = [(number, unit) for number, h in enumerate(holdings) for unit in range(len(layout.buckets[h.stage]))]
+    if filled:
+        of, units = [number for number, _ in filled], [unit for _, unit in filled]
+        stages = [stage[number] for number in of]
+        piece = found.own(_pieces(found, stages, units), [holdings[number] for number in of]).max(axis=2)
+        reduce = found.shared(Kind.REDUCE_GRAD, stages, units=units)
+        ledger.add(Value.TOKEN, 0, home[of], piece, reduce, (reduce,))
+        ledger.add(Value.TOKEN, 0, home[of], reduce, step[of], (norm[of], step[of]))
     for number, tie in enumerate(layout.ties):
-        holders = list(tie.stages)
-        reduce = found.shared(Kind.REDUCE_GRAD, [holders[0]] * len(holders), [layout.first_tie + number] * len(holders))
+        holders = [n for n, h in enumerate(holdings) if h.stage in tie.stages]
+        exchange = found.shared(Kind.REDUCE_GRAD, [tie.stages[0]], [layout.first_tie + number])
+        reduce = np.repeat(exchange, len(holders), axis=0)
         ledger.add(Value.TOKEN, 0, home[holders], complete[holders], reduce, (reduce,))
         ledger.add(Value.TOKEN, 0, home[holders], reduce, step[holders], (norm[holders], step[holders]))
         # They are put side by side for the exchange; the sum takes the place of the gradients when it is used.
         ledger.add(Value.COMMUNICATION, tie.bytes, home[holders], reduce, step[holders], early=True)
 
 
-def updates(ledger: Ledger, found: Found, ranks: Ints) -> None:
+def _pieces(found: Found, stages: list[int], units: list[int]) -> Ints:
+    """The operation of every place that completes these buckets, if it is the last to add to them."""
+    layout = found.layout
+    if layout.splits:  # the buckets are complete together
+        return found.ops(Kind.W, stages)
+    if layout.exchanges_late and not layout.recomputes:
+        return found.ops(Kind.B, stages)
+    cuts = [layout.buckets[s][unit].block if layout.recomputes else unit for s, unit in zip(stages, units, strict=True)]
+    return found.ops(Kind.B, stages, units=cuts)
+
+
+def _home(found: Found, holdings: Sequence[Holding]) -> Ints:
+    return np.repeat(np.array([[h.rank] for h in holdings], dtype=np.int64), found.steps, axis=1)
+
+
+def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, step: Ints) -> None:
+    """The bytes of gradients: those in buckets are there all the time, the others come and go with every step."""
+    layout = found.layout
+    trainable = [[p for p in parameters if p.trainable] for parameters in layout.parameters]
+    kept = [number for number, h in enumerate(holdings) if layout.buckets[h.stage]]
+    if kept:
+        sizes = [sum(bucket.bytes for bucket in layout.buckets[holdings[number].stage]) for number in kept]
+        never = np.full(len(kept), -1, dtype=np.int64)
+        ledger.add(Value.GRADIENTS, np.array(sizes), home[kept, 0], never, never)
+        if layout.gathers:
+            _beside_the_buckets(ledger, found, holdings, home, trainable[0])
+        # Weights that several stages hold are in no bucket.
+        for s in layout.stages:
+            if layout.copies[s] > 1:
+                trainable[s] = [p for p in trainable[s] if layout.is_tied(p)]
+    coming = [number for number, h in enumerate(holdings) if trainable[h.stage]]
+    if coming:
+        put = _block_by_block if layout.recomputes else _by_first_pass
+        put(ledger, found, [holdings[number] for number in coming], home[coming], step[coming], trainable)
+
+
+def updates(ledger: Ledger, found: Found) -> None:
     """What the norm of the gradients and the optimizer's step need while they run."""
     layout, profile = found.layout, found.layout.profile
-    home = np.repeat(ranks, found.steps, axis=1)
-    stages = range(layout.plan.pp)
-    step = found.once(Kind.STEP, stages)
+    holdings = layout.holdings
+    stage, home = [h.stage for h in holdings], _home(found, holdings)
+    step = found.once(Kind.STEP, holdings)
     update = [update_workspace(profile, first, last) for first, last in layout.plan.bounds]
     if profile.clip_norm > 0:
         norm = [max((_squared(p) for p in own if p.trainable), default=0) for own in layout.parameters]
         if layout.clips:
-            ops = np.repeat(found.once(Kind.NORM, [0]), layout.plan.pp, axis=0)
-            ledger.add_some(Value.WORKSPACE, np.array(norm)[:, None], home, ops, ops)
+            ops = found.norm(holdings)
+            ledger.add_some(Value.WORKSPACE, np.array(norm)[stage][:, None], home, ops, ops)
         else:  # one stage: it is worked out where it is used
             update = [max(pair) for pair in zip(update, norm, strict=True)]
-    ledger.add_some(Value.WORKSPACE, np.array(update, dtype=np.int64)[:, None], home, step, step)
+    ledger.add_some(Value.WORKSPACE, np.array(update, dtype=np.int64)[stage][:, None], home, step, step)
 
 
 def _squared(parameter: Parameter) -> int:
@@ -85,43 +112,44 @@ def _squared(parameter: Parameter) -> int:
 
 
 def _by_first_pass(
-    ledger: Ledger, found: Found, home: Ints, step: Ints, parameters: list[list[Parameter]]
+    ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, step: Ints, parameters: list[list[Parameter]]
 ) -> None:  # fmt: skip
     """Gradients that the first backward pass of a step makes: those that are there at its worst moment, and the rest
     when it is over."""
-    stages = range(len(parameters))
-    total = np.array([sum(p.bytes for p in own) for own in parameters], dtype=np.int64)
-    if not total.any():
-        return
-    ops, there = _first_pass(found, [_bytes_by_block(found.layout, s, own) for s, own in enumerate(parameters)])
+    total = np.array([sum(p.bytes for p in parameters[h.stage]) for h in holdings], dtype=np.int64)
+    sizes = [_bytes_by_block(found.layout, s, own) for s, own in enumerate(parameters)]
+    ops, there = _first_pass(found, holdings, sizes)
     ledger.add(Value.GRADIENTS, there, home, ops, step, (step,))
-    ledger.add_some(Value.GRADIENTS, total[list(stages), None] - there, home, ops, step, late=True)
+    ledger.add_some(Value.GRADIENTS, total[:, None] - there, home, ops, step, late=True)
 
 
-def _beside_the_buckets(ledger: Ledger, found: Found, home: Ints, parameters: list[Parameter]) -> None:
+def _beside_the_buckets(
+    ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, parameters: list[Parameter]
+) -> None:  # fmt: skip
     """What DDP's passes before the last of a step gather: each bucket's goes when the bucket is filled."""
     layout = found.layout
     known = {p.name: p for p in parameters}
     for unit, bucket in enumerate(layout.buckets[0]):
         own = _bytes_by_block(layout, 0, [known[name] for name in bucket.names])
-        ops, there = _first_pass(found, [own])
-        full = found.passes(found.ops(Kind.B, [0], units=[unit])).max(axis=2)
+        ops, there = _first_pass(found, holdings, [own])
+        full = found.own(found.ops(Kind.B, [0], units=[unit]), holdings).max(axis=2)
         ledger.add_some(Value.GRADIENTS, there, home, ops, full)
         ledger.add_some(Value.GRADIENTS, bucket.bytes - there, home, ops, full, late=True)
 
 
-def _first_pass(found: Found, sizes: list[dict[int, int]]) -> tuple[Ints, Ints]:
-    """The first backward pass of every step on every stage; and of gradients that blocks (of a stage) make, how many
-    bytes are there at its worst moment."""
+def _first_pass(found: Found, holdings: list[Holding], sizes: list[dict[int, int]]) -> tuple[Ints, Ints]:
+    """The first pass of every step that adds to the gradients of every copy; and of gradients that blocks (of a stage)
+    make, how many bytes are there at its worst moment."""
     profile, bounds = found.layout.profile, found.layout.plan.bounds
 
     def there(stage: int, samples: int) -> int:
         moment = worst(footprints(profile, samples).backward(*bounds[stage], adds=False))
         return sum(size for block, size in sizes[stage].items() if block >= moment.block)
 
-    begin = found.passes(found.backward(range(len(sizes)), final=False))
+    stage = [h.stage for h in holdings]
+    begin = found.own(found.gathering(range(len(sizes)))[stage], holdings, empty=NEVER)
     first = begin.argmin(axis=2)[:, :, None]
-    table = found.passes(found.by_size(there, len(sizes)))
+    table = found.own(found.by_size(there, len(sizes))[stage], holdings)
     return np.take_along_axis(begin, first, 2)[:, :, 0], np.take_along_axis(table, first, 2)[:, :, 0]
 
 
@@ -137,14 +165,17 @@ def _bytes_by_block(layout: Layout, stage: int, parameters: list[Parameter]) -> 
 
 
 def _block_by_block(
-    ledger: Ledger, found: Found, home: Ints, step: Ints, parameters: list[list[Parameter]]
+    ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, step: Ints, parameters: list[list[Parameter]]
 ) -> None:  # fmt: skip
     """The same with recomputation, where every block goes back by itself."""
     layout = found.layout
-    size = np.zeros(len(layout.blocks), dtype=np.int64)
-    for stage, own in enumerate(parameters):
-        for block, bytes_ in _bytes_by_block(layout, stage, own).items():
-            size[block] += bytes_
-    of = layout.stage_of
-    first = found.passes(found.ops(Kind.B, of, units=layout.blocks)).min(axis=2)
-    ledger.add(Value.GRADIENTS, size[:, None], home[of], first, step[of], (step[of],))
+    rows = [
+        (number, block, size)
+        for number, h in enumerate(holdings)
+        for block, size in _bytes_by_block(layout, h.stage, parameters[h.stage]).items()
+    ]
+    of, blocks = [number for number, _, _ in rows], [block for _, block, _ in rows]
+    ops = found.ops(Kind.B, [holdings[number].stage for number in of], units=blocks)
+    first = found.own(ops, [holdings[number] for number in of], empty=NEVER).min(axis=2)
+    size = np.array([[size] for _, _, size in rows], dtype=np.int64)
+    ledger.add(Value.GRADIENTS, size, home[of], first, step[of], (step[of],))

@@ -5,12 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from trainplan.plan.plan import Plan
-from trainplan.plan.rules import micro_batches
+from trainplan.plan.rules import SPLIT_BACKWARD, micro_batches
 from trainplan.profile.profile import Parameter, Profile
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
+from trainplan.program.program import Ints
+from trainplan.program.schedules import SCHEDULES, Order, Size
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One copy of a stage: its weights, gradients and optimizer state on one rank."""
+
+    stage: int
+    replica: int
+    rank: int  # of the program
+    lines: tuple[int, ...]  # of the replica, that run through this copy
 
 
 @dataclass(frozen=True)
@@ -32,27 +46,56 @@ class Layout:
         """Samples of each micro-batch of each replica."""
         return micro_batches(self.plan, self.batch)
 
+    # -- the order of work ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def orders(self) -> list[Order]:
+        """What each rank of a replica computes, in order."""
+        plan = self.plan
+        return SCHEDULES[plan.schedule](Size(plan.pp, plan.micro, plan.chunks, plan.pairs, spread=plan.spread))
+
+    @cached_property
+    def line_of(self) -> Ints:
+        """The line (a pipeline of the replica) that each micro-batch takes."""
+        found = np.zeros(self.plan.micro, dtype=np.int64)
+        for order in self.orders:
+            found[order[:, 3]] = order[:, 1]
+        return found
+
+    @property
+    def splits(self) -> bool:
+        """Whether backward comes in two parts: for the input, and for the weights."""
+        return self.plan.schedule in SPLIT_BACKWARD
+
+    # -- what passes between stages ---------------------------------------------------------------------------------
+
     @cached_property
     def edges(self) -> list[Edge]:
         return edges(self.profile, self.plan.bounds)
 
     @cached_property
     def incoming(self) -> list[list[Edge]]:
-        return [[e for e in self.edges if e.target == stage] for stage in range(self.plan.pp)]
+        return [[e for e in self.edges if e.target == stage] for stage in self.stages]
 
     @cached_property
     def outgoing(self) -> list[list[Edge]]:
-        return [[e for e in self.edges if e.source == stage] for stage in range(self.plan.pp)]
+        return [[e for e in self.edges if e.source == stage] for stage in self.stages]
 
     @cached_property
     def edge(self) -> dict[tuple[int, int], Edge]:
         """The edge from a stage to a stage."""
         return {(e.source, e.target): e for e in self.edges}
 
+    def is_message(self, edge: Edge, line: int) -> bool:
+        """Whether an edge goes from rank to rank; else both its stages are on one."""
+        return self.plan.rank(0, edge.source, line) != self.plan.rank(0, edge.target, line)
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
     @cached_property
     def parameters(self) -> list[list[Parameter]]:
         """The parameters that each stage uses, in order of gradient arrival."""
-        found: list[list[Parameter]] = [[] for _ in range(self.plan.pp)]
+        found: list[list[Parameter]] = [[] for _ in self.stages]
         for parameter in self.profile.parameters:
             for stage in sorted({self.stage_of[block] for block in parameter.blocks}):
                 found[stage].append(parameter)
@@ -63,20 +106,41 @@ class Layout:
         return ties(self.profile, self.plan.bounds)
 
     @cached_property
+    def copies(self) -> list[int]:
+        """How many ranks hold each stage, over all replicas."""
+        return [len(self.plan.replicas_of(stage)) for stage in self.stages]
+
+    @cached_property
     def buckets(self) -> list[list[Bucket]]:
-        """For every stage its gradient buckets; none where there is one replica and nothing to exchange."""
-        if self.plan.dp == 1:
-            return [[] for _ in range(self.plan.pp)]
+        """For every stage its gradient buckets; none where there is one copy and nothing to exchange."""
         samples = max(self.sizes[0])
         return [
-            stage_buckets(self.profile, parameters, *bound, self.plan.bucket, samples)
-            for parameters, bound in zip(self.parameters, self.plan.bounds, strict=True)
+            stage_buckets(self.profile, parameters, *bound, self.plan.bucket, samples) if copies > 1 else []
+            for parameters, bound, copies in zip(self.parameters, self.plan.bounds, self.copies, strict=True)
         ]
 
     @cached_property
     def first_tie(self) -> int:
         """Unit of the exchange of the first tie: beyond the buckets of every stage, so that all holders agree on it."""
         return max((len(buckets) for buckets in self.buckets), default=0)
+
+    @cached_property
+    def holdings(self) -> list[Holding]:
+        """Every copy of every stage that has a list: by stage, then by replica."""
+        found = []
+        for stage in self.stages:
+            for replica in self.replicas:
+                by_rank: dict[int, list[int]] = {}
+                for line in range(self.plan.lines):
+                    by_rank.setdefault(self.local(replica, stage, line), []).append(line)
+                found += [Holding(stage, replica, rank, tuple(lines)) for rank, lines in by_rank.items()]
+        return found
+
+    # -- the plan, in other words -----------------------------------------------------------------------------------
+
+    @cached_property
+    def stages(self) -> range:
+        return range(self.plan.depth)
 
     @cached_property
     def blocks(self) -> range:
@@ -89,7 +153,7 @@ class Layout:
 
     @property
     def clips(self) -> bool:
-        """Whether the norm of the gradients is summed over the stages."""
+        """Whether the norm of the gradients is summed over the ranks of a replica."""
         return self.profile.clip_norm > 0 and self.plan.pp > 1
 
     @property
@@ -111,20 +175,41 @@ class Layout:
         """Whether gradients of passes before the last are gathered beside the buckets: that is how DDP does it."""
         return self.observed and self.plan.micro > 1
 
+    @property
+    def exchanges_late(self) -> bool:
+        """Whether gradients are exchanged after all passes: in two directions, two ranks come to the exchanges that
+        they share in opposite orders, and a group works them off in one."""
+        return self.plan.lines > 1 and not self.plan.spread
+
     def is_tied(self, parameter: Parameter) -> bool:
         """Whether several stages hold it."""
         return len({self.stage_of[block] for block in parameter.blocks}) > 1
 
-    def rank(self, replica: int, stage: int) -> int:
-        """The rank of the cluster."""
-        return self.plan.rank(replica, stage)
+    # -- ranks ------------------------------------------------------------------------------------------------------
 
-    def local(self, replica: int, stage: int) -> int:
-        """The rank in the program: the same, or the stage where only one replica is simulated."""
-        return self.plan.rank(replica, stage) if len(self.replicas) == self.plan.dp else stage
+    def rank(self, replica: int, stage: int, line: int = 0) -> int:
+        """The rank of the cluster."""
+        return self.plan.rank(replica, stage, line)
+
+    def local(self, replica: int, stage: int, line: int = 0) -> int:
+        """The rank in the program: the same, or its place in the replica where only one replica is simulated."""
+        rank = self.plan.rank(replica, stage, line)
+        return rank if len(self.replicas) == self.plan.dp else self._places[rank]
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        """Of the ranks of the first replica: which of them it is."""
+        first = self.plan.placement[: self.plan.lines]
+        return {rank: place for place, rank in enumerate(sorted({stage[0] for line in first for stage in line}))}
 
     def stage_group(self, stages: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ranks that hold any of these stages: in the program, and in the cluster."""
-        here = sorted(self.local(replica, stage) for stage in stages for replica in self.replicas)
-        all_ = sorted(self.rank(replica, stage) for stage in stages for replica in range(self.plan.dp))
-        return tuple(here), tuple(all_)
+        here = {holding.rank for holding in self.holdings if holding.stage in stages}
+        everywhere = {rank for stage in stages for rank in self.plan.replicas_of(stage)}
+        return tuple(sorted(here)), tuple(sorted(everywhere))
+
+    def replica_group(self, replica: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ranks of a replica: in the program, and in the cluster."""
+        pairs = [(stage, line) for stage in self.stages for line in range(self.plan.lines)]
+        here, everywhere = ({where(replica, *pair) for pair in pairs} for where in (self.local, self.rank))
+        return tuple(sorted(here)), tuple(sorted(everywhere))

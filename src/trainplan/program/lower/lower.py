@@ -49,9 +49,9 @@ def lower(
     holds, lanes, owners, peers = _resources(table, row, group, numbers.groups, _peers(layout, table))
     zeros = np.zeros(len(kind), dtype=np.int64)
     return Program(
-        world=plan.pp * len(replicas), steps=steps, kind=kind.astype(np.uint8), job=zeros, step=step,
-        # A sum over replicas belongs to no one pipeline; the norm is a sum over the stages of one.
-        pipeline=np.where((group >= 0) & (kind != Kind.NORM), 0, table.replica[row]), stage=table.stage[row],
+        world=len(lists.start) - 1, steps=steps, kind=kind.astype(np.uint8), job=zeros, step=step,
+        # A sum over copies belongs to no one pipeline; the norm is a sum over the ranks of one replica.
+        pipeline=_pipeline(layout, table)[row], stage=np.where(kind == Kind.NORM, 0, table.stage[row]),
         unit=table.unit[row], micro_batch=micro, slice=zeros, peer_stage=table.peer[row], rank=rank,
         peer=_peers(layout, table)[row], bytes=bytes_, group=group, version=step, cost=cost,
         waits=_waits(table.kind, layout.backend, plan.overlap)[row], lists=Ragged(lists.start, numbers.op),
@@ -60,6 +60,13 @@ def lower(
         value_end=made.end, value_late=made.late, value_early=made.early, classes=classes, groups=numbers.groups,
         replicas=plan.dp if fold else 1, title=text(plan),
     )  # fmt: skip
+
+
+def _pipeline(layout: Layout, table: Table) -> Ints:
+    pipeline = table.replica * layout.plan.lines + table.line
+    pipeline[table.kind == Kind.NORM] = (table.replica * layout.plan.lines)[table.kind == Kind.NORM]
+    pipeline[np.isin(table.kind, COLLECTIVES) & (table.kind != Kind.NORM)] = 0
+    return pipeline
 
 
 def _waits(kind: Ints, backend: Backend, overlap: str) -> np.ndarray:
@@ -73,11 +80,8 @@ def _waits(kind: Ints, backend: Backend, overlap: str) -> np.ndarray:
 
 def _peers(layout: Layout, table: Table) -> Ints:
     """The rank at the other end of a message; -1 of other rows."""
-    ranks = {r: [layout.local(r, s) for s in range(layout.plan.pp)] for r in layout.replicas}
-    found = [
-        ranks[r][peer] if peer >= 0 else -1 for r, peer in zip(table.replica.tolist(), table.peer.tolist(), strict=True)
-    ]
-    return np.array(found, dtype=np.int64)
+    ends = zip(table.replica.tolist(), table.line.tolist(), table.peer.tolist(), strict=True)
+    return np.array([layout.local(r, peer, line) if peer >= 0 else -1 for r, line, peer in ends], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -127,10 +131,8 @@ def _named_after(layout: Layout, kind: int, stage: int, unit: int) -> int:
 
 def _members(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Who takes part in a collective: ranks of the program, and of the cluster."""
-    stages = range(layout.plan.pp)
-    if kind == Kind.NORM:  # over the stages of one replica
-        here, everywhere = ([where(replica, s) for s in stages] for where in (layout.local, layout.rank))
-        return tuple(sorted(here)), tuple(sorted(everywhere))
+    if kind == Kind.NORM:
+        return layout.replica_group(replica)
     if kind == Kind.REDUCE_GRAD and unit >= layout.first_tie:
         return layout.stage_group(layout.ties[unit - layout.first_tie].stages)
     return layout.stage_group((stage,))

@@ -19,43 +19,93 @@ from trainplan.program.program import Bools, Ints
 
 
 def messages(ledger: Ledger, found: Found, homes: Ints, payload: Ints) -> None:
-    """A message there on every edge, and where gradients flow one back."""
-    profile, layout = found.layout.profile, found.layout
-    edges = layout.edges
+    """A message there on every edge, and where gradients flow one back. Between two stages of one rank what crosses is
+    handed over without a message."""
+    layout, edges = found.layout, found.layout.edges
     if not edges:
         return
-    source, target = [e.source for e in edges], [e.target for e in edges]
-    send, take = found.ops(Kind.SEND_F, source, target), found.ops(Kind.RECV_F, target, source)
-    give, get = found.ops(Kind.SEND_B, target, source), found.ops(Kind.RECV_B, source, target)
-    step = np.repeat(found.once(Kind.STEP, range(layout.plan.pp)), layout.plan.micro, axis=1)
-    begin, over = found.backward(source, final=False), found.backward(source, final=True)
-    # There. Without recomputation the graph holds on to what was made until it has gone back.
-    own = _own(layout)
-    out = found.by_size(lambda e, n: message_bytes(profile, own[e], n), len(edges))
-    until = np.where(get >= 0, get if layout.recomputes else over, step[source])
-    ledger.add(Value.BOUNDARY, out, homes[source], found.ops(Kind.F, source), until, (send,))
-    ledger.add(Value.MESSAGE, payload[send], -1, send, take, (take,))
-    final = found.backward(target, final=True)
-    arrived = ledger.add(
-        Value.BOUNDARY, payload[take], homes[target], take, final, (found.ops(Kind.F, target), final)
-    )  # fmt: skip
-    if layout.recomputes:
-        again = [(number, block) for number, e in enumerate(edges) for block in range(*layout.plan.bounds[e.target])]
-        stages = [target[number] for number, _ in again]
-        ledger.reads(found.ops(Kind.R, stages, units=[b for _, b in again]), arrived[[number for number, _ in again]])
-    # And back.
-    taken = np.where(give >= 0, _taken(found, send, take, get), -1)
-    taken = np.where(taken >= 0, taken, step[target])
-    back = [number for number, e in enumerate(edges) if e.gradients]
-    give, get, begin, over = give[back], get[back], begin[back], over[back]
-    ledger.add(
-        Value.BOUNDARY, payload[give], homes[target][back], final[back], taken[back], (give,), late=True
-    )  # fmt: skip
-    ledger.add(Value.MESSAGE, payload[give], -1, give, get, (get,))
-    readers = (begin, np.where(over != begin, over, -1))
-    ledger.add(Value.BOUNDARY, payload[get], homes[source][back], get, over, readers)
+    ends = Ends(found, homes)
+    _there(ledger, found, ends, payload)
+    if any(e.gradients for e in edges):
+        _back(ledger, found, ends, payload)
     if layout.backend.receives_on_device:
         _posted(ledger, found, payload)
+
+
+class Ends:
+    """For every edge and place: the operations at either end, and the ranks that they run on."""
+
+    def __init__(self, found: Found, homes: Ints) -> None:
+        edges, layout = found.layout.edges, found.layout
+        self.source, self.target = source, target = [e.source for e in edges], [e.target for e in edges]
+        self.send, self.take = found.ops(Kind.SEND_F, source, target), found.ops(Kind.RECV_F, target, source)
+        self.give, self.get = found.ops(Kind.SEND_B, target, source), found.ops(Kind.RECV_B, source, target)
+        self.sender, self.receiver = homes[source], homes[target]
+        steps = np.full(homes.shape, -1, dtype=np.int64)
+        for holding in layout.holdings:  # the STEP that follows, on the rank of every place
+            own = found.once(Kind.STEP, [holding])[0]
+            at = np.flatnonzero(homes[holding.stage] == holding.rank)
+            steps[holding.stage, at] = own[at // layout.plan.micro % found.steps]
+        self.source_step, self.target_step = steps[source], steps[target]
+
+
+def _there(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
+    """Activations. Without recomputation the graph holds on to what was made until it has gone back."""
+    layout, profile = found.layout, found.layout.profile
+    source, target, send, take, get = ends.source, ends.target, ends.send, ends.take, ends.get
+    made, over = found.ops(Kind.F, source), found.backward(source, final=True)
+    reader, final = found.ops(Kind.F, target), found.backward(target, final=True)
+    own = _own(layout)
+    out = found.by_size(lambda e, n: message_bytes(profile, own[e], n), len(layout.edges))
+    until = np.where(get >= 0, get if layout.recomputes else over, ends.source_step)
+    sent = send >= 0
+    _add(ledger, sent, Value.BOUNDARY, out, ends.sender, made, until, (send,))
+    _add(ledger, sent, Value.MESSAGE, payload[send], -1, send, take, (take,))
+    arrived = _add(ledger, sent, Value.BOUNDARY, payload[take], ends.receiver, take, final, (reader, final))
+    # On one rank: the graph of the one stage and the leaf of the other are the same memory.
+    later = np.maximum(over, final)
+    handed = _add(ledger, ~sent, Value.BOUNDARY, out, ends.sender, made, later, (reader, final))
+    if layout.recomputes:
+        again = [(e, block) for e, edge in enumerate(layout.edges) for block in range(*layout.plan.bounds[edge.target])]
+        edge = [e for e, _ in again]
+        ops = found.ops(Kind.R, [target[e] for e in edge], units=[block for _, block in again])
+        for numbers in (arrived, handed):
+            ledger.reads(np.where(numbers[edge] >= 0, ops, -1), numbers[edge])
+
+
+def _back(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
+    """Gradients of activations."""
+    layout, profile = found.layout, found.layout.profile
+    back = [number for number, e in enumerate(layout.edges) if e.gradients]
+    source, target = [ends.source[n] for n in back], [ends.target[n] for n in back]
+    give, get = ends.give[back], ends.get[back]
+    taken = _taken(found, ends)[back]
+    taken = np.where(taken >= 0, taken, ends.target_step[back])
+    # Split or not, what is given back is there after the (first part of the) backward pass.
+    ready = found.backward(target, final=not layout.splits)
+    begin, over = found.backward(source, final=False), found.backward(source, final=True)
+    readers = (begin, np.where(over != begin, over, -1))
+    sent = give >= 0
+    _add(ledger, sent, Value.BOUNDARY, payload[give], ends.receiver[back], ready, taken, (give,), late=True)
+    _add(ledger, sent, Value.MESSAGE, payload[give], -1, give, get, (get,))
+    _add(ledger, sent, Value.BOUNDARY, payload[get], ends.sender[back], get, over, readers)
+    size = found.by_size(lambda e, n: message_bytes(profile, layout.edges[back[e]].gradients, n), len(back))
+    _add(ledger, ~sent, Value.BOUNDARY, size, ends.sender[back], ready, over, readers, late=True)
+
+
+def _add(
+    ledger: Ledger, chosen: Bools, kind: Value, size: Ints, rank: Ints | int, maker: Ints, end: Ints,
+    readers: tuple[Ints, ...], late: bool = False,
+) -> Ints:  # fmt: skip
+    """Values at the chosen entries; their numbers there, and -1 elsewhere."""
+    numbers = np.full(chosen.shape, -1, dtype=np.int64)
+    if chosen.all():  # nearly always, and copies of large arrays are slow
+        return ledger.add(kind, size, rank, maker, end, readers, late=late)
+    if chosen.any():
+        where = rank[chosen] if isinstance(rank, np.ndarray) else rank
+        some = tuple(reader[chosen] for reader in readers)
+        numbers[chosen] = ledger.add(kind, size[chosen], where, maker[chosen], end[chosen], some, late=late)
+    return numbers
 
 
 def _own(layout: Layout) -> list[tuple[int, ...]]:
@@ -71,19 +121,23 @@ def _own(layout: Layout) -> list[tuple[int, ...]]:
     return [tuple(n for n in edge.crossings if last.get(n) is edge) for edge in layout.edges]
 
 
-def _taken(found: Found, send: Ints, take: Ints, get: Ints) -> Ints:
+def _taken(found: Found, ends: Ends) -> Ints:
     """For every gradient that is sent back, the first receive of the same step that says that it has been taken: of an
-    activation that was sent after taking it. -1: there is none. (Later operations of a rank have higher numbers.)"""
-    micro = found.layout.plan.micro
-    count = send.size
+    activation that was sent after taking it, on the same edge between the same ranks. -1: there is none. (Later
+    operations of a rank have higher numbers.)"""
+    send, take, get = ends.send.ravel(), ends.take.ravel(), ends.get.ravel()
+    count, micro = send.size, found.layout.plan.micro
     row = np.arange(count) // micro  # edge, replica and step
+    if found.layout.plan.lines > 1:
+        most = int(ends.receiver.max()) + 1
+        row = (row * most + ends.sender.ravel()) * most + ends.receiver.ravel()
     ops = max(int(send.max()), int(get.max())) + 1
-    order = np.argsort(row * ops + send.ravel(), kind="stable")
-    key = (row * ops + send.ravel())[order]
-    place = np.searchsorted(key, row * ops + get.ravel())
+    order = np.argsort(row * ops + send, kind="stable")
+    key = (row * ops + send)[order]
+    place = np.searchsorted(key, row * ops + get)
     following = order[np.minimum(place, count - 1)]
-    same = (place < count) & (row[following] == row) & (get.ravel() >= 0)
-    return np.where(same, take.ravel()[following], -1).reshape(send.shape)
+    same = (place < count) & (row[following] == row) & (get >= 0) & (send[following] >= 0)
+    return np.where(same, take[following], -1).reshape(ends.send.shape)
 
 
 def _posted(ledger: Ledger, found: Found, payload: Ints) -> None:

@@ -6,20 +6,22 @@ A list holds the same few rows over and over, for one micro-batch after the othe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from trainplan.program.lower.layout import Layout
-from trainplan.program.lower.templates import Row, templates
+from trainplan.program.lower.templates import Row, head, tail, templates
 from trainplan.program.ops import Kind
 from trainplan.program.program import Ints
-from trainplan.program.schedules import SCHEDULES
+from trainplan.program.schedules import Order
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
-# What an operation of a schedule becomes: the template of a stage that is put in its place.
-_HEAD, _FORWARD, _FIRST, _LATER, _LAST, _TAIL = range(6)
-_BODIES = 6
+# What an operation of a schedule becomes: which template of its stage and line is put in its place. Of the passes that
+# gather the gradients of a stage, the first finds none, and the last completes them.
+_FORWARD, _INPUT, _FIRST, _LATER, _LAST, _ONLY = range(6)
+_VARIANTS = 6
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,11 @@ class Table:
     kind: Ints
     stage: Ints
     replica: Ints
+    line: Ints
     rank: Ints  # of the program
     unit: Ints
     peer: Ints  # other stage of a message, -1
-    adds: Ints  # of a backward pass, how many times it goes over the gradients: `CostClass.accumulate`
+    adds: Ints  # of a backward pass: how often gradients are added to, or copied
     last: Ints  # 1: the backward pass that completes the gradients
 
 
@@ -47,58 +50,91 @@ class Entries:
     start: Ints  # of the list of each rank
 
 
+class _Bodies:
+    """Templates, one after the other, and where the rows of each begin."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.rows: list[tuple[int, ...]] = []
+        self.start: list[int] = []
+        self.length: list[int] = []
+
+    def add(self, template: Sequence[Row], replica: int, rank: int, adds: int = 0, last: bool = False) -> int:
+        self.start.append(len(self.rows))
+        self.length.append(len(template))
+        self.rows += [(r.kind, r.stage, replica, r.line, rank, r.unit, r.peer, adds, last) for r in template]
+        return len(self.start) - 1
+
+
 def entries(layout: Layout, steps: int) -> Entries:
     """The lists of all ranks of all replicas."""
-    plan = layout.plan
-    table, body_start, body_length = _table(layout)
-    orders = [_bodies(order) for order in SCHEDULES[plan.schedule](plan.pp, plan.micro)]
-    pieces = sorted((layout.local(r, s), number, s) for number, r in enumerate(layout.replicas) for s in range(plan.pp))
-    body = np.concatenate([np.tile(orders[s][0], steps) + _BODIES * (number * plan.pp + s) for _, number, s in pieces])
-    micro = np.concatenate([np.tile(orders[s][1], steps) for _, _, s in pieces])
-    step = np.concatenate([np.repeat(np.arange(steps), len(orders[s][0])) for _, _, s in pieces])
+    bodies = _Bodies(layout)
+    lists: list[tuple[int, Ints, Ints]] = []  # rank, bodies, micro-batches
+    first = {(r, s, line): _stage(bodies, r, s, line) for r in layout.replicas for s, line in _ways(layout)}
+    variants = [_variants(order) for order in layout.orders]
+    by_rank: dict[int, list[int]] = {}
+    for number, holding in enumerate(layout.holdings):
+        by_rank.setdefault(holding.rank, []).append(number)
+    for replica in layout.replicas:
+        base = np.zeros((layout.plan.depth, layout.plan.lines), dtype=np.int64)
+        for stage, line in _ways(layout):
+            base[stage, line] = first[replica, stage, line]
+        for order, variant in zip(layout.orders, variants, strict=True):
+            rank = layout.local(replica, int(order[0, 2]), int(order[0, 1]))
+            held = [layout.holdings[number] for number in by_rank[rank]]
+            before = bodies.add(head(layout, held), replica, rank)
+            after = bodies.add(tail(layout, held), replica, rank)
+            body = np.concatenate([[before], base[order[:, 2], order[:, 1]] + variant, [after]])
+            lists.append((rank, body, np.concatenate([[0], order[:, 3], [0]])))
+    lists.sort(key=lambda one: one[0])
+    start, size = np.array(bodies.start), np.array(bodies.length)
+    body = np.concatenate([np.tile(b, steps) for _, b, _ in lists])
+    micro = np.concatenate([np.tile(m, steps) for _, _, m in lists])
+    step = np.concatenate([np.repeat(np.arange(steps), len(b)) for _, b, _ in lists])
     # Every body becomes its rows: from the first of them, counting up.
-    length = body_length[body]
+    length = size[body]
     begin = np.concatenate([[0], np.cumsum(length)])
-    row = np.repeat(body_start[body] - begin[:-1], length) + np.arange(begin[-1])
-    lists = np.cumsum([0] + [steps * len(orders[s][0]) for _, _, s in pieces])
+    row = np.repeat(start[body] - begin[:-1], length) + np.arange(begin[-1])
+    table = Table(*np.array(bodies.rows, dtype=np.int64).T)
     # What is about the whole batch has no micro-batch, also where it stands among the rows of one.
     whole = np.isin(table.kind, WITHOUT_MICRO_BATCH)
     micro = np.where(whole[row], 0, np.repeat(micro, length))
-    return Entries(table, row, micro, np.repeat(step, length), begin[lists])
+    ends = np.cumsum([0] + [steps * len(b) for _, b, _ in lists])
+    return Entries(table, row, micro, np.repeat(step, length), begin[ends])
 
 
-def _bodies(order: Ints) -> tuple[Ints, Ints]:
-    """One step of a rank: which template comes after which, and for which micro-batch."""
-    backward = np.flatnonzero(order[:, 0] != Kind.F)
-    body = np.full(len(order) + 2, _FORWARD, dtype=np.int64)
-    body[0], body[-1] = _HEAD, _TAIL
-    body[1 + backward], body[1 + backward[0]], body[1 + backward[-1]] = _LATER, _FIRST, _LAST
-    return body, np.concatenate([[0], order[:, 2], [0]])
+def _ways(layout: Layout) -> list[tuple[int, int]]:
+    return [(stage, line) for stage in layout.stages for line in range(layout.plan.lines)]
 
 
-def _table(layout: Layout) -> tuple[Table, Ints, Ints]:
-    """The distinct rows, and where the rows of each (replica, stage, body) begin and how many they are."""
-    rows: list[tuple[int, ...]] = []
-    start, length = [], []
-    shapes = [templates(layout, stage) for stage in range(layout.plan.pp)]
+def _stage(bodies: _Bodies, replica: int, stage: int, line: int) -> int:
+    """The bodies of a stage in a line, one for each variant; the number of the first."""
+    layout = bodies.layout
+    shape = templates(layout, stage, line)
+    rank = layout.local(replica, stage, line)
     # A pass adds to gradients that an earlier pass left, or that our own buckets keep from step to step. In the last
     # pass DDP copies each gradient into its bucket, which costs about the same.
-    several, kept = layout.plan.micro > 1, layout.plan.dp > 1 and not layout.observed
-    once, later = int(kept), int(several or kept)
-    for replica in layout.replicas:
-        for stage, shape in enumerate(shapes):
-            bodies: list[tuple[tuple[Row, ...], int, bool]] = [
-                (shape.head, 0, False),
-                (shape.forward, 0, False),
-                (shape.backward, once, False),
-                (shape.backward, 1, False),
-                (shape.last_backward, later + layout.observed, True),
-                (shape.tail, 0, False),
-            ]
-            rank = layout.local(replica, stage)
-            for template, adds, last in bodies:
-                start.append(len(rows))
-                length.append(len(template))
-                rows += [(row.kind, stage, replica, rank, row.unit, row.peer, adds, last) for row in template]
-    columns = np.array(rows, dtype=np.int64).T
-    return Table(*columns), np.array(start), np.array(length)
+    kept = int(layout.copies[stage] > 1 and not layout.observed)
+    copied = int(layout.observed)
+    first = bodies.add(shape.forward, replica, rank)
+    bodies.add(shape.input_backward, replica, rank)
+    bodies.add(shape.backward, replica, rank, adds=kept)
+    bodies.add(shape.backward, replica, rank, adds=1)
+    bodies.add(shape.last_backward, replica, rank, adds=1 + copied, last=True)
+    bodies.add(shape.last_backward, replica, rank, adds=kept + copied, last=True)
+    return first
+
+
+def _variants(order: Order) -> Ints:
+    """Which template each operation of a rank becomes."""
+    kind, stage = order[:, 0], order[:, 2]
+    variant = np.full(len(order), _FORWARD, dtype=np.int64)
+    variant[kind == Kind.I] = _INPUT
+    gathers = (kind == Kind.B) | (kind == Kind.W)
+    for one in np.unique(stage):
+        passes = np.flatnonzero(gathers & (stage == one))
+        variant[passes] = _LATER
+        variant[passes[0]], variant[passes[-1]] = _FIRST, _LAST
+        if len(passes) == 1:
+            variant[passes] = _ONLY
+    return variant

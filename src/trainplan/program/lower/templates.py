@@ -7,9 +7,10 @@ templates repeated (`rows.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.ops import Kind
 
 
@@ -18,65 +19,92 @@ class Row:
     """One operation of a template."""
 
     kind: Kind
+    stage: int
+    line: int
     unit: int = 0
     peer: int = -1  # other stage of a message
 
 
 @dataclass(frozen=True)
 class Templates:
-    """The pieces that the list of one stage is made of."""
+    """What the operations of one stage, in one line, become."""
 
-    head: tuple[Row, ...]  # once, before everything
     forward: tuple[Row, ...]
-    backward: tuple[Row, ...]
-    last_backward: tuple[Row, ...]  # of the backward pass that completes the gradients
-    tail: tuple[Row, ...]  # once, after everything
+    input_backward: tuple[Row, ...]  # where backward comes in two parts: the first
+    backward: tuple[Row, ...]  # whole, or the second part
+    last_backward: tuple[Row, ...]  # the one that completes the gradients
 
 
-def templates(layout: Layout, stage: int) -> Templates:
-    """The templates of a stage."""
-    plan = layout.plan
-    incoming, outgoing = layout.incoming[stage], layout.outgoing[stage]
-    final = stage == plan.pp - 1
-    takes = tuple(Row(Kind.RECV_F, peer=e.source) for e in incoming)
-    gives = tuple(Row(Kind.SEND_F, peer=e.target) for e in outgoing)
-    forward = (*takes, Row(Kind.F), *gives)
-    head = (Row(Kind.COUNT),) if final and layout.counts else ()
-    tail = [
-        Row(Kind.REDUCE_GRAD, unit=layout.first_tie + n) for n, tie in enumerate(layout.ties) if stage in tie.stages
-    ]
-    if final and plan.dp > 1:
-        tail.append(Row(Kind.LOSS))
-    if layout.clips:
-        tail.append(Row(Kind.NORM))
-    tail.append(Row(Kind.STEP))
-    return Templates(head, forward, _backward(layout, stage, False), _backward(layout, stage, True), tuple(tail))
+def templates(layout: Layout, stage: int, line: int) -> Templates:
+    """The templates of a stage in a line."""
+    takes = [e.source for e in layout.incoming[stage] if layout.is_message(e, line)]
+    gives = [e.target for e in layout.outgoing[stage] if layout.is_message(e, line)]
+    forward = (
+        *(Row(Kind.RECV_F, stage, line, peer=source) for source in takes),
+        Row(Kind.F, stage, line),
+        *(Row(Kind.SEND_F, stage, line, peer=target) for target in gives),
+    )
+    gets = [e.target for e in layout.outgoing[stage] if e.gradients and layout.is_message(e, line)]
+    returns = [e.source for e in layout.incoming[stage] if e.gradients and layout.is_message(e, line)]
+    before = tuple(Row(Kind.RECV_B, stage, line, peer=target) for target in gets)
+    after = tuple(Row(Kind.SEND_B, stage, line, peer=source) for source in returns)
+    if layout.splits:
+        weights = Row(Kind.W, stage, line)
+        exchange = tuple(Row(Kind.REDUCE_GRAD, stage, line, unit) for unit in range(len(layout.buckets[stage])))
+        return Templates(
+            forward, (*before, Row(Kind.I, stage, line), *after), (weights,), (weights, *exchange)
+        )  # fmt: skip
+    whole, last = (_backward(layout, stage, line, before, last) for last in (False, True))
+    return Templates(forward, (), (*whole, *after), (*last, *after))
 
 
-def _backward(layout: Layout, stage: int, last: bool) -> tuple[Row, ...]:
-    takes = [Row(Kind.RECV_B, peer=e.target) for e in layout.outgoing[stage] if e.gradients]
-    gives = [Row(Kind.SEND_B, peer=e.source) for e in layout.incoming[stage] if e.gradients]
-    buckets = layout.buckets[stage] if last else []
+def _backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:
     if layout.recomputes:
-        return (*_recomputed(layout, stage, takes, last), *gives)
-    rows = [*takes]
-    for unit in range(max(1, len(buckets))):
-        rows.append(Row(Kind.B, unit=unit))
+        return _recomputed(layout, stage, line, before, last)
+    rows = [*before]
+    buckets = len(layout.buckets[stage]) if last and not layout.exchanges_late else 0
+    for unit in range(max(1, buckets)):
+        rows.append(Row(Kind.B, stage, line, unit))
         if buckets:
-            rows.append(Row(Kind.REDUCE_GRAD, unit=unit))
-    return (*rows, *gives)
+            rows.append(Row(Kind.REDUCE_GRAD, stage, line, unit))
+    return tuple(rows)
 
 
-def _recomputed(layout: Layout, stage: int, takes: list[Row], last: bool) -> list[Row]:
+def _recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:
     """Block by block from the last: forward again, then backward. The gradient is awaited only after the first R."""
     first, end = layout.plan.bounds[stage]
     rows: list[Row] = []
-    waiting = list(enumerate(layout.buckets[stage])) if last else []
+    waiting = list(enumerate(layout.buckets[stage])) if last and not layout.exchanges_late else []
     for block in reversed(range(first, end)):
-        rows.append(Row(Kind.R, unit=block))
+        rows.append(Row(Kind.R, stage, line, block))
         if block == end - 1:
-            rows += takes
-        rows.append(Row(Kind.B, unit=block))
+            rows += before
+        rows.append(Row(Kind.B, stage, line, block))
         while waiting and waiting[0][1].block >= block:
-            rows.append(Row(Kind.REDUCE_GRAD, unit=waiting.pop(0)[0]))
-    return rows
+            rows.append(Row(Kind.REDUCE_GRAD, stage, line, waiting.pop(0)[0]))
+    return tuple(rows)
+
+
+def head(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
+    """Once, before everything that a rank does."""
+    final = [h for h in holdings if h.stage == layout.stages[-1]]
+    return tuple(Row(Kind.COUNT, h.stage, h.lines[0]) for h in final) if layout.counts else ()
+
+
+def tail(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
+    """Once, after everything: what a rank with these stages sums, and the steps that it takes."""
+    rows: list[Row] = []
+    if layout.exchanges_late:
+        units = [(h, unit) for h in holdings for unit in range(len(layout.buckets[h.stage]))]
+        rows += [Row(Kind.REDUCE_GRAD, h.stage, h.lines[0], unit) for h, unit in units]
+    for number, tie in enumerate(layout.ties):
+        sharing = [h for h in holdings if h.stage in tie.stages]
+        if sharing:  # once, also where this rank holds several of the stages
+            rows.append(Row(Kind.REDUCE_GRAD, sharing[0].stage, sharing[0].lines[0], layout.first_tie + number))
+    for holding in holdings:
+        if holding.stage == layout.stages[-1] and layout.copies[-1] > 1:
+            rows.append(Row(Kind.LOSS, holding.stage, holding.lines[0]))
+    if layout.clips:
+        rows.append(Row(Kind.NORM, holdings[0].stage, holdings[0].lines[0]))
+    rows += [Row(Kind.STEP, holding.stage, holding.lines[0]) for holding in holdings]
+    return tuple(rows)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainplan.program.lower.activations import activations, recomputed_activations
-from trainplan.program.lower.found import Found
+from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.gradients import gradients, updates
 from trainplan.program.lower.ledger import Ledger, Values
 from trainplan.program.lower.messages import messages
@@ -32,47 +32,48 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
     """The values of a program whose operations are `found`; `payload` is that of messages and collectives."""
     ledger = Ledger()
     layout = found.layout
-    ranks = np.array([[layout.local(r, s) for r in layout.replicas] for s in range(layout.plan.pp)])  # stage, replica
-    homes = ranks[:, found.replica]  # stage, place
-    _states(ledger, found, ranks)
+    homes = found.homes()  # stage, place
+    _states(ledger, found)
     (recomputed_activations if layout.recomputes else activations)(ledger, found, homes)
-    gradients(ledger, found, ranks)
-    updates(ledger, found, ranks)
-    _counts(ledger, found, ranks)
+    gradients(ledger, found)
+    updates(ledger, found)
+    _counts(ledger, found)
     messages(ledger, found, homes, payload)
     return ledger.close(ops)
 
 
-def _states(ledger: Ledger, found: Found, ranks: Ints) -> None:
+def _states(ledger: Ledger, found: Found) -> None:
     """What is there before the first step. Every rank gets the whole batch of its replica, inputs and targets."""
     profile, layout = found.layout.profile, found.layout
-    never = np.full(ranks.shape, -1, dtype=np.int64)
+    holdings = layout.holdings
+    never = np.full(len(holdings), -1, dtype=np.int64)
     weights, states, buffers = [], [], []
     for (first, last), parameters in zip(layout.plan.bounds, layout.parameters, strict=True):
         weights.append(sum(p.bytes for p in parameters))
         states.append(round(sum(p.count for p in parameters if p.trainable) * profile.state_bytes_per_parameter))
         buffers.append(sum(block.buffer_bytes for block in profile.blocks[first:last]))
+    stage, rank = (np.array([getattr(h, name) for h in holdings]) for name in ("stage", "rank"))
     for kind, sizes in ((Value.WEIGHTS, weights), (Value.OPTIMIZER, states), (Value.BUFFERS, buffers)):
-        ledger.add(kind, np.array(sizes)[:, None], ranks, never, never)
-    local_batch = np.array([sum(sizes) for sizes in layout.sizes])[list(layout.replicas)]
-    inputs = np.round(profile.input_bytes_per_sample * local_batch).astype(np.int64)
-    ledger.add(Value.INPUT, inputs[None, :], ranks, never, never)
+        ledger.add(kind, np.array(sizes)[stage], rank, never, never)
+    batches = {h.rank: sum(layout.sizes[h.replica]) for h in holdings}
+    inputs = np.round(profile.input_bytes_per_sample * np.array(list(batches.values()))).astype(np.int64)
+    ledger.add(Value.INPUT, inputs, np.array(list(batches)), never[: len(batches)], never[: len(batches)])
 
 
-def _counts(ledger: Ledger, found: Found, ranks: Ints) -> None:
-    """What the last stage shares with its replicas: the count before its first backward pass, the loss at the end."""
+def _counts(ledger: Ledger, found: Found) -> None:
+    """What the copies of the last stage share: the count before its first backward pass, the loss at the end."""
     layout = found.layout
-    final = [layout.plan.pp - 1]
-    home = np.repeat(ranks[final], found.steps, axis=1)
+    final = layout.stages[-1]
+    holdings = [h for h in layout.holdings if h.stage == final]
+    home = np.array([[h.rank] * found.steps for h in holdings])
     if layout.counts:
-        count = found.shared(Kind.COUNT, final)
-        first = found.passes(found.backward(final, final=False)).min(axis=2)
+        count = np.repeat(found.shared(Kind.COUNT, [final]), len(holdings), axis=0)
+        first = found.own(found.backward([final], final=False), holdings, empty=NEVER).min(axis=2)
         ledger.add(Value.TOKEN, 0, home, count, first, (first,))
-    if layout.plan.dp > 1:
-        loss, forwards = found.shared(Kind.LOSS, final), found.passes(found.ops(Kind.F, final))
-        ledger.add(Value.TOKEN, 0, home, forwards.max(axis=2), loss, (loss,))
+    if layout.copies[final] > 1:
+        loss = np.repeat(found.shared(Kind.LOSS, [final]), len(holdings), axis=0)
+        forwards = found.ops(Kind.F, [final])
+        ledger.add(Value.TOKEN, 0, home, found.own(forwards, holdings).max(axis=2), loss, (loss,))
         # A step gives its loss to whoever trains, who cannot start the next one before that.
-        rank, made, then = (
-            column.reshape(-1, found.steps) for column in (home, loss, forwards.min(axis=2))
-        )  # a row for each replica
-        ledger.add(Value.TOKEN, 0, rank[:, :-1], made[:, :-1], then[:, 1:], (then[:, 1:],))
+        first = found.own(forwards, holdings, empty=NEVER).min(axis=2)
+        ledger.add(Value.TOKEN, 0, home[:, :-1], loss[:, :-1], first[:, 1:], (first[:, 1:],))

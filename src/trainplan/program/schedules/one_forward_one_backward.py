@@ -11,9 +11,14 @@ That a gradient comes back just when the next forward is over holds only while m
 the steady state takes 2c(p − 1) / p longer for every micro-batch. DAPPLE's policy B (`early`) starts 2(p − r) − 1
 forwards before its first backward instead of p − r, holds nearly twice as much, and waits for no message while
 c ≤ (F + B) / 2.
+
+Stages may have different numbers of ranks (`dp=2,1,1`): micro-batch t is for rank t mod r of a stage with r. Such a rank
+starts as many forwards early as rounds of its stage fit before the first gradient can be back (PipeDream's rule).
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -25,8 +30,25 @@ def one_forward_one_backward(size: Size) -> list[Order]:
     """
     >>> one_forward_one_backward(Size(2, 3))[0][:, 3].tolist()    # F0 F1 B0 F2 B1 B2
     [0, 1, 0, 2, 1, 2]
+    >>> [order[:, 3].tolist() for order in one_forward_one_backward(Size(2, 4, spread=(2, 1)))]
+    [[0, 2, 0, 2], [1, 3, 1, 3], [0, 0, 1, 1, 2, 2, 3, 3]]
     """
+    if size.spread:
+        return [order for stage in range(size.ranks) for order in _spread(size, stage)]
     return [_order(size, rank, size.ranks - 1 - rank) for rank in range(size.ranks)]
+
+
+def _spread(size: Size, stage: int) -> list[Order]:
+    """The orders of all ranks of a stage."""
+    own, ways = size.spread[stage], math.lcm(*size.spread)
+    after = sum(size.spread[stage:]) - 1  # ranks that a micro-batch can be on before its gradient is back
+    orders = []
+    for turn in range(own):
+        micro = np.arange(turn, size.micro_batches, own)
+        forward, backward = steady(len(micro), min(len(micro), after // own))
+        parts = [(rows(kind, stage, micro, micro % ways), slot) for kind, slot in ((Kind.F, forward), (Kind.B, backward))]
+        orders.append(by_slot(*parts))
+    return orders
 
 
 def early_one_forward_one_backward(size: Size) -> list[Order]:

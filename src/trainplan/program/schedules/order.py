@@ -30,6 +30,7 @@ class Size:
     chunks: int = 1  # stages a rank
     pairs: int = 1  # of pipelines in opposite directions
     slices: int = 1  # parts of every sequence
+    spread: tuple[int, ...] = ()  # ranks of each stage, where they differ; `ranks` then counts the stages
 
     @property
     def stages(self) -> int:

@@ -1,0 +1,50 @@
+"""Where every stage runs: a table (pipeline, stage) → ranks.
+
+A replica of the model is one pipeline, or several **lines** that share its ranks and its weights: two directions
+(Chimera, GEMS), or the ways through stages of which some have more ranks than others (`dp=2,1,1`). A micro-batch stays
+in its line. The table holds the lines of replica 0, then those of replica 1, and so on.
+
+By default replicas of a stage stand side by side, so that gradients stay inside a node and activations cross.
+
+>>> placement(dp=2, local=lines("1f1b", ranks=2))
+(((0,), (2,)), ((1,), (3,)))
+"""
+
+from __future__ import annotations
+
+import math
+
+Placement = tuple[tuple[tuple[int, ...], ...], ...]  # pipeline → stage → ranks (more than one: tensor parallelism)
+Lines = tuple[tuple[int, ...], ...]  # line → stage → place among the ranks of one replica
+
+
+def lines(
+    schedule: str, ranks: int, chunks: int = 1, pairs: int = 1, spread: tuple[int, ...] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """The lines of one replica, as the order of work wants them.
+
+    >>> lines("interleaved", ranks=2, chunks=2), lines("zb-v", ranks=2, chunks=2), lines("gems", ranks=3)
+    (((0, 1, 0, 1),), ((0, 1, 1, 0),), ((0, 1, 2), (2, 1, 0)))
+    >>> lines("chimera", ranks=4, pairs=2)
+    ((0, 1, 2, 3), (3, 2, 1, 0), (2, 3, 0, 1), (1, 0, 3, 2))
+    >>> lines("1f1b", ranks=3, spread=(2, 1))           # two ranks for the first stage
+    ((0, 2), (1, 2))
+    """
+    if spread:
+        begin = [sum(spread[:stage]) for stage in range(len(spread))]
+        ways = range(math.lcm(*spread))
+        return tuple(tuple(first + way % count for first, count in zip(begin, spread, strict=True)) for way in ways)
+    down = tuple(stage % ranks for stage in range(ranks * chunks))
+    if schedule == "zb-v":
+        return ((*range(ranks), *reversed(range(ranks))),)
+    if schedule == "gems":
+        return down, down[::-1]
+    if schedule.startswith("chimera"):
+        shifts = [pair * ranks // pairs for pair in range(pairs)]
+        return tuple(tuple((r + shift) % ranks for r in way) for shift in shifts for way in (down, down[::-1]))
+    return (down,)
+
+
+def placement(dp: int, local: Lines) -> Placement:
+    """The table of so many replicas."""
+    return tuple(tuple((place * dp + replica,) for place in line) for replica in range(dp) for line in local)
