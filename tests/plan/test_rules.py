@@ -15,7 +15,7 @@ OPEN_STAGES, OPEN_PLACEMENT = "leaving stages open", "leaving the placement out"
 
 # The plan and where it is asked for; why not; and what would work.
 ILLEGAL = [
-    ({"schedule": "gpip"}, {}, "schedule is one of naive, gpipe, 1f1b, not gpip", "schedule=gpipe"),
+    ({"schedule": "gpip"}, {}, "chimera-doubled, not gpip", "schedule=gpipe"),
     ({"recompute": "some"}, {}, "recompute is one of none, full, not some", "recompute="),
     ({"precision": "fp8"}, {}, "precision is one of fp32, not fp8", "precision=fp32"),
     ({"dp": 0, "placement": ((),)}, {}, "dp counts from 1, and is 0", "dp=1"),
@@ -29,8 +29,8 @@ ILLEGAL = [
     ({**PIPELINE, "stages": (0, 2)}, {}, "cuts must rise from 1 to 7", OPEN_STAGES),
     ({**PIPELINE, "stages": (3, 8)}, {}, "cuts must rise from 1 to 7", OPEN_STAGES),
     ({"dp": 2, "placement": (((0,),),)}, {}, "has 2 × 1 entries, and this one has 1", OPEN_PLACEMENT),
-    ({"dp": 2, "placement": (((0,),), ((0,),))}, {}, "from 0 to 1 once, and this one uses [0, 0]", OPEN_PLACEMENT),
-    ({"dp": 2, "placement": (((0,),), ((2,),))}, {}, "from 0 to 1 once, and this one uses [0, 2]", OPEN_PLACEMENT),
+    ({"dp": 2, "placement": (((0,),), ((0,),))}, {}, "from 0 to 1, and this one uses [0]", OPEN_PLACEMENT),
+    ({"dp": 2, "placement": (((0,),), ((2,),))}, {}, "from 0 to 1, and this one uses [0, 2]", OPEN_PLACEMENT),
     ({"placement": (((0, 1),),)}, {}, "a stage runs on one rank, and one is placed on 2", OPEN_PLACEMENT),
     ({"placement": (((),),)}, {}, "a stage runs on one rank, and one is placed on 0", OPEN_PLACEMENT),
     ({"dp": 4}, {"world": 3}, "it needs 4 × 1 = 4 devices, and there are 3", "dp=3 pp=1"),

@@ -74,7 +74,8 @@ def test_lines_that_people_type() -> None:
     assert parse("") == Request()
     assert text(Request()) == ""
     assert open_fields(parse("dp=2")) == (
-        "pp", "micro", "schedule", "stages", "recompute", "exchange", "bucket", "updates", "precision", "overlap",
+        "pp", "micro", "schedule", "chunks", "pairs", "stages", "recompute", "exchange", "bucket", "updates",
+        "precision", "overlap",
     )  # fmt: skip
     assert text(plan()) == "single"
     assert title(plan(dp=4)) == "dp=4"
@@ -88,11 +89,12 @@ BAD = {
     "dp=": ("dp=", "a whole number was expected", "dp=2"),
     "dp=2.5": ("dp=2.5", "a whole number was expected", "dp=2"),
     "dp=two": ("dp=two", "a whole number was expected", "dp=2"),
-    "dp=2,1": ("dp=2,1", "a whole number was expected", "dp=2"),
+    "dp=2,x": ("dp=2,x", "the number of ranks of every stage was expected", "dp=2,1,1"),
+    "dp=2,0": ("dp=2,0", "at least one rank", "dp=2,1,1"),
     "dp=2 dp=3": ("dp=2 dp=3", "dp is given twice", "only dp=3"),
     "pd=2": ("pd=2", "there is no choice named 'pd'", "dp"),
     "schedul=gpipe": ("schedul=gpipe", "no choice named 'schedul'", "schedule"),
-    "schedule=gpip": ("schedule=gpip", "schedule is one of naive, gpipe, 1f1b", "schedule=gpipe"),
+    "schedule=gpip": ("schedule=gpip", "schedule is one of naive, gpipe, looped, 1f1b", "schedule=gpipe"),
     "recompute=all": ("recompute=all", "recompute is one of none, full", "recompute=full"),
     "overlap=yes": ("overlap=yes", "overlap is one of on, off", "overlap="),
     "stages=1,x": ("stages=1,x", "the first block of every stage but the first", "stages=2,5"),

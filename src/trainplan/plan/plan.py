@@ -138,4 +138,5 @@ def usual_placement(plan: Plan) -> Placement:
 
 def open_fields(request: Request) -> tuple[str, ...]:
     """The choices that a request leaves open."""
-    return tuple(f.name for f in fields(request) if getattr(request, f.name) is None and f.name != "memory")
+    choices = [f.name for f in fields(request) if f.name not in ("memory", "spread")]
+    return tuple(name for name in choices if getattr(request, name) is None)

@@ -61,7 +61,7 @@ def parse(line: str) -> Request:
             raise PlanError(f"plan {line!r}", f"{field} is given twice", f"only {word}")
         seen.add(field)
         if field == "dp" and "," in value:
-            request = replace(request, dp=1, spread=_numbers(value, f"plan {line!r}, {word}", "dp=2,1,1"))
+            request = replace(request, dp=1, spread=_spread(value, f"plan {line!r}, {word}"))
             continue
         request = replace(request, **{field: _value(field, value, line)})
     return request
@@ -81,7 +81,7 @@ def _value(field: str, value: str, line: str) -> Any:
         except InputError as error:
             raise PlanError(asked, error.why, f"{field}=25MiB") from None
     if field == "stages":  # one stage has no cuts
-        return _numbers(value, asked, "the first block of every stage but the first, such as stages=2,5")
+        return _numbers(value, asked, "the first block of every stage but the first was expected", "stages=2,5")
     if not value.isdecimal():
         raise PlanError(asked, "a whole number was expected", f"{field}=2")
     if int(value) < 1:
@@ -89,10 +89,17 @@ def _value(field: str, value: str, line: str) -> Any:
     return int(value)
 
 
-def _numbers(value: str, asked: str, instead: str) -> tuple[int, ...]:
+def _spread(value: str, asked: str) -> tuple[int, ...]:
+    counts = _numbers(value, asked, "the number of ranks of every stage was expected", "dp=2,1,1")
+    if min(counts) < 1:
+        raise PlanError(asked, "every stage has at least one rank", "dp=2,1,1")
+    return counts
+
+
+def _numbers(value: str, asked: str, why: str, instead: str) -> tuple[int, ...]:
     words = value.split(",") if value else []
     if not all(word.isdecimal() for word in words):
-        raise PlanError(asked, "numbers with commas between them were expected", instead)
+        raise PlanError(asked, why, instead)
     return tuple(int(word) for word in words)
 
 
