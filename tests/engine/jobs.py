@@ -8,6 +8,7 @@ import torch.distributed as dist
 from tests.engine.models import workload
 from trainplan.engine.oracle import Trained, optimizer_state
 from trainplan.engine.trainer import Trainer
+from trainplan.engine.worker import _gradients_kept
 from trainplan.plan.plan import Plan
 from trainplan.profile.capture.captured import capture
 
@@ -47,27 +48,22 @@ def train(
     values = values_of(model)
     trainer = Trainer(plan, job, captured, lambda names: values, seed=7, backend=backend, device=device)
     trained = Trained()
-    parameters = dict(trainer.stage.named_parameters())
-    step = trainer.part.optimizer.step
-
-    def stepping(*args, **kwargs):
-        trained.gradients.append(
-            {n: p.grad.detach().cpu().clone() for n, p in parameters.items() if p.grad is not None}
-        )
-        return step(*args, **kwargs)
-
-    trainer.part.optimizer.step = stepping
+    copies = list(trainer.part.held.values())
+    kept = _gradients_kept(trainer)
     for number, samples in enumerate(sizes):
         if record and number == record:
             trainer.record()
         result = trainer.step(job.inputs(samples, seed=number))
         trained.losses.append(result.loss)
-    trained.weights = {n: p.detach().cpu().clone() for n, p in trainer.stage.named_parameters()}
-    trained.buffers = {n: b.detach().cpu().clone() for n, b in trainer.stage.named_buffers()}
-    state = optimizer_state(trainer.part.optimizer, {n: p for n, p in parameters.items() if p.requires_grad})
-    trained.state = {n: {key: value.cpu() for key, value in entries.items()} for n, entries in state.items()}
+    trained.gradients = kept
+    trained.weights = {n: p.detach().cpu().clone() for n, p in trainer.parameters.items()}
+    first = [held for held in copies if held.is_first_copy]  # running statistics are those of the first copy
+    trained.buffers = {n: b.detach().cpu().clone() for held in first for n, b in held.stage.named_buffers()}
+    for held in copies:
+        state = optimizer_state(held.optimizer, held.parameters)
+        trained.state |= {n: {key: value.cpu() for key, value in entries.items()} for n, entries in state.items()}
     events = trainer.events(sizes[-1]) if record else []
-    place = (trainer.replica, trainer.number)
+    place = (trainer.replica, tuple(trainer.stages))
     if world > 1:
         dist.barrier()
         trainer.close()

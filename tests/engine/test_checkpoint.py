@@ -47,10 +47,10 @@ def part_of_a_run(
         trainer.place = {"batch": number + 1}
     if not resume:
         trainer.save(folder)
-    values = {n: p.detach().clone() for n, p in trainer.stage.named_parameters()}
+    values = {n: p.detach().clone() for n, p in trainer.parameters.items()}
     if trainer.replica == 0:  # running statistics are those of replica 0
-        values |= {n: b.detach().clone() for n, b in trainer.stage.named_buffers()}
-    groups = trainer.part.optimizer.param_groups
+        values |= {n: b.detach().clone() for n, b in trainer.buffers.items()}
+    groups = trainer.part.held[next(iter(trainer.stages))].optimizer.param_groups
     rates = {trainer.optimizer_groups[i]: group["lr"] for i, group in enumerate(groups)}
     if world > 1:
         trainer.close()
@@ -121,10 +121,10 @@ def saved(tmp_path: Path) -> Path:
 
 
 def refused(trainer: Trainer, path: Path) -> str:
-    before = {name: value.clone() for name, value in trainer.stage.state_dict().items()}
+    before = {name: value.clone() for name, value in {**trainer.parameters, **trainer.buffers}.items()}
     with pytest.raises(InputError) as error:
         trainer.load(path)
-    assert all(torch.equal(value, before[name]) for name, value in trainer.stage.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in {**trainer.parameters, **trainer.buffers}.items())
     return str(error.value)
 
 
@@ -200,7 +200,7 @@ def test_a_folder_that_is_not_there_or_of_somebody_else(saved: Path) -> None:
 
 def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
     trainer = trainer_of(plan(blocks=6), "chain", "sgd")
-    trainer.part.optimizer.param_groups[0]["odd"] = Path("x")
+    trainer.part.held[next(iter(trainer.stages))].optimizer.param_groups[0]["odd"] = Path("x")
     with pytest.raises(RunError, match="more than numbers, words, tensors"):
         trainer.save(tmp_path / "c")
     assert not (tmp_path / "c").exists()

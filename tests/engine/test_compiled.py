@@ -27,7 +27,7 @@ def train(rank: int, world: int, chosen: Plan, compiled: bool):
     workload = load(MODEL)
     trainer = build(chosen, workload, seed=3, compiled=compiled)
     losses = [trainer.step(workload.inputs(8, step)).loss for step in range(3)]
-    weights = {name: p.detach().clone() for name, p in trainer.stage.named_parameters()}
+    weights = {name: p.detach().clone() for name, p in trainer.parameters.items()}
     trainer.close()
     return losses, weights, counters["stats"]["unique_graphs"] - before
 

@@ -24,7 +24,7 @@ def train(rank: int, world: int, chosen: Plan):
     job, model, captured = jobs.built("tied", "sgd")
     trainer = Trainer(chosen, job, captured, lambda names: jobs.values_of(model), seed=7)
     losses = [trainer.step(sparse(8, seed)).loss for seed in range(2)]
-    weights = {name: p.detach().clone() for name, p in trainer.stage.named_parameters()}
+    weights = {name: p.detach().clone() for name, p in trainer.parameters.items()}
     trainer.close()
     return losses, weights
 

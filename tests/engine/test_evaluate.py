@@ -15,9 +15,9 @@ def evaluate(rank: int, world: int, chosen: Plan):
     job, model, captured = jobs.built("residual", "sgd")
     trainer = Trainer(chosen, job, captured, lambda names: jobs.values_of(model), seed=7)
     trainer.step(job.inputs(8, seed=0))
-    before = copy.deepcopy(trainer.stage.state_dict())
+    before = copy.deepcopy({**trainer.parameters, **trainer.buffers})
     loss = trainer.evaluate(job.inputs(6, seed=9))
-    after = trainer.stage.state_dict()
+    after = {**trainer.parameters, **trainer.buffers}
     same = all(torch.equal(before[name], after[name]) for name in before)
     state = {name: value.clone() for name, value in after.items()} if trainer.replica == 0 else {}
     if world > 1:

@@ -47,8 +47,8 @@ def train(rank: int, world: int, text: str, chosen: Plan, samples: int):
     workload, skeleton, captured = prepared(text)
     trainer = Trainer(chosen, workload, captured, lambda names: skeleton.materialise(names, 5), seed=7)
     losses = [trainer.step(workload.inputs(samples, step)).loss for step in range(2)]
-    found = Trained(losses=losses, weights={name: p.detach().clone() for name, p in trainer.stage.named_parameters()})
-    held = sum(p.numel() for p in trainer.stage.parameters())
+    found = Trained(losses=losses, weights={name: p.detach().clone() for name, p in trainer.parameters.items()})
+    held = sum(p.numel() for p in trainer.parameters.values())
     trainer.close()
     return found, held
 

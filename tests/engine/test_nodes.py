@@ -134,7 +134,7 @@ def handed(rank: int, world: int, folder: Path) -> None:
 def test_nodes_that_share_a_folder_find_the_results_there(tmp_path: Path) -> None:
     pool(2).run(handed, tmp_path)
     ranks = [files.from_json(Measurement, files.read(tmp_path / f"rank-{rank}.json", "rank")) for rank in (0, 1)]
-    assert [rank.stage for rank in ranks] == [0, 1]
+    assert [rank.stages for rank in ranks] == [(0,), (1,)]
     assert nodes.elsewhere(tmp_path) is None
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from trainplan.engine.instructions import Instruction
     from trainplan.engine.runner import Runner
+    from trainplan.profile.capture.stage import Stage
 
 
 @dataclass
@@ -43,7 +44,7 @@ def forward(run: Runner, op: Instruction) -> None:
     """All blocks without a graph, keeping what they read."""
     from trainplan.engine.handlers import arrived, hand_out
 
-    state, stage = run.current, run.part.stage
+    state, stage = run.current, run.part.held[op.stage].stage
     batch = state.parts[op.micro]
     seed = run.seeder(op.micro)
     env = arrived(run, op)
@@ -55,16 +56,16 @@ def forward(run: Runner, op: Instruction) -> None:
     hand_out(run, op, {name: env[name] for name in stage.makes})
     blocks = stage.captured.blocks[stage.first : stage.last]
     wanted = {name for block in blocks for name in (*block.reads, *block.constants)}
-    state.passes[op.micro] = BlockwisePass({name: env[name] for name in wanted if name in env})
+    state.passes[op.stage, op.micro] = BlockwisePass({name: env[name] for name in wanted if name in env})
 
 
 def recompute(run: Runner, op: Instruction) -> None:
     """One block again, with a graph."""
     from trainplan.engine.handlers import weighted_loss
 
-    state, stage = run.current, run.part.stage
+    state, stage = run.current, run.part.held[op.stage].stage
     batch = state.parts[op.micro]
-    current: BlockwisePass = state.passes[op.micro]
+    current: BlockwisePass = state.passes[op.stage, op.micro]
     block = stage.captured.blocks[op.unit]
     needs = {c.name for c in stage.captured.crossings if c.needs_grad}
     leaves = {name: current.env[name].detach().requires_grad_(name in needs) for name in block.reads}
@@ -83,8 +84,8 @@ def backward(run: Runner, op: Instruction) -> None:
     """Back through one block; the last one of the stage hands the gradients of what came in to the stages before."""
     from trainplan.engine.handlers import give_back, gradients_in
 
-    state, stage = run.current, run.part.stage
-    current: BlockwisePass = state.passes[op.micro]
+    state, stage = run.current, run.part.held[op.stage].stage
+    current: BlockwisePass = state.passes[op.stage, op.micro]
     graph = current.graph
     assert graph is not None  # R comes before B: the program's check says so
     if op.unit == stage.last - 1:
@@ -107,17 +108,16 @@ def backward(run: Runner, op: Instruction) -> None:
             _add(current.gradients, name, leaf.grad)
     current.graph = None
     for name in stage.captured.blocks[op.unit].reads:
-        if name not in stage.reads and not _read_before(run, name, op.unit):
+        if name not in stage.reads and not _read_before(stage, name, op.unit):
             current.env.pop(name, None)
     if op.unit == stage.first:
         received = {name: current.env[name] for name in stage.reads}
         give_back(run, op, {name: current.gradients.get(name) for name in stage.reads}, received)
-        del state.passes[op.micro]
+        del state.passes[op.stage, op.micro]
 
 
-def _read_before(run: Runner, name: str, block: int) -> bool:
+def _read_before(stage: Stage, name: str, block: int) -> bool:
     """Whether an earlier block of this stage reads a crossing too, and so will when it is run again."""
-    stage = run.part.stage
     return any(name in earlier.reads for earlier in stage.captured.blocks[stage.first : block])
 
 

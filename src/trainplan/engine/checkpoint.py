@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from trainplan.plan import text as plan_text
 from trainplan.workload.optimizer import Groups
 
 if TYPE_CHECKING:
+    from trainplan.engine.runner import Held
     from trainplan.engine.trainer import Trainer
 
 _ABOUT, _TRAINING = "trainplan.json", "training.pt"
@@ -76,8 +78,8 @@ def save(trainer: Trainer, path: str | Path) -> None:
         except OSError as error:
             raise RunError(f"saving {path}", str(error.strerror), instead) from None
     _barrier()
-    # Replicas hold the same, apart from running statistics, which are those of replica 0.
-    tensors = _tensors(trainer) if trainer.replica == 0 else {}
+    # Copies of a stage are the same, apart from running statistics, which are those of the first.
+    tensors = _tensors(trainer, [held for held in trainer.part.held.values() if held.is_first_copy])
     try:
         with _quiet():
             dcp.save(tensors, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
@@ -106,7 +108,7 @@ def _put_back(path: Path) -> None:
 
 
 def _about(trainer: Trainer, sizes: dict[str, int]) -> About:
-    optimizer, scheduler = trainer.part.optimizer, trainer.part.scheduler
+    optimizer, scheduler = _optimizer(trainer)
     return About(
         workload=trainer.workload.name, plan=plan_text.text(trainer.plan), optimizer=type(optimizer).__name__,
         scheduler=_kind(scheduler), step=trainer.steps_done, seed=trainer.seed, place=trainer.place, files=sizes,
@@ -119,7 +121,7 @@ def _kind(scheduler: Any) -> str:
 
 def _training(trainer: Trainer) -> bytes:
     """The optimizer's groups with their settings, and the scheduler's state."""
-    optimizer, scheduler = trainer.part.optimizer, trainer.part.scheduler
+    optimizer, scheduler = _optimizer(trainer)
     groups = [
         {"names": list(names), "settings": {k: v for k, v in group.items() if k not in ("params", "param_names")}}
         for names, group in zip(trainer.optimizer_groups, optimizer.param_groups, strict=True)
@@ -149,22 +151,25 @@ def _without_functions(value: Any) -> Any:
     return [_without_functions(item) for item in value] if type(value) is list else value
 
 
-def _parameters(trainer: Trainer) -> dict[str, torch.nn.Parameter]:
-    return {name: p for name, p in trainer.stage.named_parameters() if p.requires_grad}
+def _optimizer(trainer: Trainer) -> tuple[torch.optim.Optimizer, Any]:
+    """Those of a stage of this rank: groups and scheduler are the same in all of them."""
+    held = next(iter(trainer.part.held.values()))
+    return held.optimizer, held.scheduler
 
 
-def _model(trainer: Trainer) -> dict[str, Tensor]:
-    held = {**dict(trainer.stage.named_parameters()), **dict(trainer.stage.named_buffers())}
-    return {f"model.{name}": tensor.detach() for name, tensor in held.items()}
+def _model(held: Held) -> dict[str, Tensor]:
+    tensors = {**dict(held.stage.named_parameters()), **dict(held.stage.named_buffers())}
+    return {f"model.{name}": tensor.detach() for name, tensor in tensors.items()}
 
 
-def _tensors(trainer: Trainer) -> dict[str, Any]:
-    found: dict[str, Any] = dict(_model(trainer))
-    state = trainer.part.optimizer.state
-    for name, parameter in _parameters(trainer).items():
-        for key, value in state.get(parameter, {}).items():
-            if value is not None:
-                found[f"optimizer.{name}:{key}"] = value
+def _tensors(trainer: Trainer, copies: list[Held]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for held in copies:
+        found |= _model(held)
+        for name, parameter in held.parameters.items():
+            for key, value in held.optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    found[f"optimizer.{name}:{key}"] = value
     return found
 
 
@@ -185,19 +190,18 @@ def load(trainer: Trainer, path: str | Path) -> None:
     saved = _saved(path)
     _check_model(trainer, path, about, saved)
     training = _check_training(trainer, path, about)
-    wanted: dict[str, Any] = dict(_model(trainer))
-    wanted |= _state_wanted(trainer, saved)
-    try:
-        with _quiet():
-            dcp.load(wanted, checkpoint_id=str(path), no_dist=not dist.is_initialized())
-    except CheckpointException as error:
-        raise _broken(path, _reason(error)) from None
-    _take_state(trainer, wanted)
-    optimizer, scheduler = trainer.part.optimizer, trainer.part.scheduler
-    for group, stored in zip(optimizer.param_groups, training["groups"], strict=True):
-        group.update({key: _like(value, group.get(key)) for key, value in stored["settings"].items()})
-    if scheduler is not None:
-        scheduler.load_state_dict(training["scheduler"])
+    # Stage by stage: all ranks load together, and one that holds fewer stages than another loads nothing then.
+    most = max(Counter(rank for stage in range(trainer.plan.depth) for rank in trainer.plan.replicas_of(stage)).values())
+    for held in [*trainer.part.held.values(), *[None] * (most - len(trainer.part.held))]:
+        wanted: dict[str, Any] = {**_model(held), **_state_wanted(held, saved)} if held else {}
+        try:
+            with _quiet():
+                dcp.load(wanted, checkpoint_id=str(path), no_dist=not dist.is_initialized())
+        except CheckpointException as error:
+            raise _broken(path, _reason(error)) from None
+        if held:
+            _take_state(held, wanted)
+            _take_settings(held, training)
     trainer.continue_from(about.step, about.seed, about.place)
 
 
@@ -274,7 +278,8 @@ def _check_model(trainer: Trainer, path: Path, about: About, saved: dict[str, An
 
 def _check_training(trainer: Trainer, path: Path, about: About) -> dict[str, Any]:
     """The settings and the scheduler, if they are of an optimizer and a scheduler such as this run's."""
-    here = type(trainer.part.optimizer).__name__, _kind(trainer.part.scheduler)
+    optimizer, scheduler = _optimizer(trainer)
+    here = type(optimizer).__name__, _kind(scheduler)
     for what, theirs, ours in zip(("optimizer", "scheduler"), (about.optimizer, about.scheduler), here, strict=True):
         if theirs != ours:
             why = f"it was saved with {theirs or f'no {what}'}, and this run has {ours or 'none'}"
@@ -299,10 +304,10 @@ def _check_groups(here: Groups, there: list[tuple[str, ...]], path: Path) -> Non
         raise InputError(f"checkpoint {path}", why, "an optimizer with the same groups")
 
 
-def _state_wanted(trainer: Trainer, saved: dict[str, Any]) -> dict[str, Any]:
+def _state_wanted(held: Held, saved: dict[str, Any]) -> dict[str, Any]:
     """Places for the optimizer's state of the parameters that are here."""
-    parameters, wanted = _parameters(trainer), dict[str, Any]()
-    groups = trainer.part.optimizer.param_groups
+    parameters, wanted = held.parameters, dict[str, Any]()
+    groups = held.optimizer.param_groups
     on_device = {p for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
     for key, item in saved.items():
         name, _, entry = key.removeprefix("optimizer.").rpartition(":")
@@ -319,8 +324,15 @@ def _state_wanted(trainer: Trainer, saved: dict[str, Any]) -> dict[str, Any]:
     return wanted
 
 
-def _take_state(trainer: Trainer, loaded: dict[str, Any]) -> None:
-    parameters, state = _parameters(trainer), trainer.part.optimizer.state
+def _take_settings(held: Held, training: dict[str, Any]) -> None:
+    for group, stored in zip(held.optimizer.param_groups, training["groups"], strict=True):
+        group.update({key: _like(value, group.get(key)) for key, value in stored["settings"].items()})
+    if held.scheduler is not None:
+        held.scheduler.load_state_dict(training["scheduler"])
+
+
+def _take_state(held: Held, loaded: dict[str, Any]) -> None:
+    parameters, state = held.parameters, held.optimizer.state
     for parameter in parameters.values():
         state.pop(parameter, None)
     for key, value in loaded.items():

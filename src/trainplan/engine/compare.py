@@ -104,7 +104,6 @@ def _differences(alone: Trained, parts: list[dict[str, Any]], result: RunResult)
     buffers = [
         (name, tensor, alone.buffers[name])
         for part in parts
-        if part["replica"] == 0  # running statistics are those of replica 0
         for name, tensor in part["buffers"].items()
     ]
     state = [

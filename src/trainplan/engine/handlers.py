@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from trainplan.engine import blockwise
+from trainplan.engine import blockwise, two_parts
 from trainplan.engine.clocks import now
 from trainplan.engine.instructions import Instruction
 from trainplan.engine.observed import Observed
-from trainplan.engine.runner import Runner
-from trainplan.engine.transport import Works
+from trainplan.engine.runner import Held, Runner
+from trainplan.engine.transport import Pending, Works
 from trainplan.errors import RunError
 from trainplan.program.ops import SENDS, Kind
 
@@ -41,13 +41,13 @@ def _forward(run: Runner, op: Instruction, place: int) -> None:
     if run.part.layout.recomputes:
         blockwise.forward(run, op)
         return
-    state, part = run.current, run.part
+    state, held = run.current, run.part.held[op.stage]
     batch = state.parts[op.micro]
     leaves = arrived(run, op)
-    synced = op.micro == _last_micro(run)
-    with nullcontext() if synced else part.no_sync():
-        made, output = part.module(leaves, batch, run.seeder(op.micro))
-    loss = weighted_loss(run, op.micro, output) if part.is_last else None
+    synced = op.micro == _last_micro(run, op.stage)
+    with nullcontext() if synced else held.no_sync():
+        made, output = held.module(leaves, batch, run.seeder(op.micro))
+    loss = weighted_loss(run, op.micro, output) if held.is_last else None
     state.values[op.saved[0]] = Pass(leaves, made, loss)
     hand_out(run, op, made)
 
@@ -85,9 +85,10 @@ def _nothing_counts(output: Any) -> Tensor:
 
 
 def hand_out(run: Runner, op: Instruction, made: dict[str, Tensor]) -> None:
-    """Put what other stages read where SEND_F will find it."""
+    """Put what other stages read where SEND_F will find it, or another stage of this rank."""
     for value, target in op.outputs:
-        run.current.values[value] = [made[name].detach() for name in run.edge_names(Kind.SEND_F, op.stage, target)]
+        names = run.edge_names(Kind.SEND_F, op.stage, target)
+        run.current.values[value] = {name: made[name].detach() for name in names}
 
 
 def gradients_in(run: Runner, op: Instruction) -> dict[str, Tensor]:
@@ -100,52 +101,54 @@ def gradients_in(run: Runner, op: Instruction) -> dict[str, Tensor]:
 
 
 def give_back(run: Runner, op: Instruction, gradients: dict[str, Tensor | None], leaves: dict[str, Tensor]) -> None:
-    """Put the gradients of what came in where SEND_B will find them."""
+    """Put the gradients of what came in where SEND_B will find them, or another stage of this rank."""
     for value, source in op.backwards:
-        names = run.edge_names(Kind.SEND_B, source, op.stage)
-        found = [gradients[name] for name in names]
-        run.current.values[value] = [
-            torch.zeros_like(leaves[name]) if gradient is None else gradient
-            for name, gradient in zip(names, found, strict=True)
-        ]
+        found = {name: gradients[name] for name in run.edge_names(Kind.SEND_B, source, op.stage)}
+        run.current.values[value] = {
+            name: torch.zeros_like(leaves[name]) if gradient is None else gradient for name, gradient in found.items()
+        }
 
 
 def _backward(run: Runner, op: Instruction, place: int) -> int | None:
     if run.part.layout.recomputes:
         blockwise.backward(run, op)
         return None
-    state = run.current
-    done: Pass = state.values[op.held[0]]
-    roots: list[Tensor] = [] if done.loss is None else [done.loss]
-    seeds: list[Tensor | None] = [None] * len(roots)
-    for name, gradient in gradients_in(run, op).items():
-        if done.made[name].requires_grad:
-            roots.append(done.made[name])
-            seeds.append(gradient)
+    held = run.part.held[op.stage]
+    done: Pass = run.current.values[op.held[0]]
+    roots, seeds = roots_of(run, op, done)
     pieces = _pieces(run, place)
-    last = op.micro == _last_micro(run)
-    if isinstance(run.part.module, Observed) and last and len(pieces) == 1:
+    last = op.micro == _last_micro(run, op.stage)
+    if isinstance(held.module, Observed) and last and len(pieces) == 1:
         raise AssertionError("DDP would exchange gradients, and the program has no exchange: they disagree")
     if len(pieces) > 1:
         _backward_in_pieces(run, roots, seeds, pieces)
     else:
-        with nullcontext() if last else run.part.no_sync():
+        with nullcontext() if last else held.no_sync():
             torch.autograd.backward(roots, seeds)
     final = next(piece for piece in reversed(pieces) if piece.kind is Kind.B)
     give_back(run, final, {name: leaf.grad for name, leaf in done.leaves.items()}, done.leaves)
     return len(pieces) if len(pieces) > 1 else None
 
 
+def roots_of(run: Runner, op: Instruction, done: Pass) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Where a backward pass starts, and with which gradients."""
+    roots: list[Tensor] = [] if done.loss is None else [done.loss]
+    seeds: list[Tensor | None] = [None] * len(roots)
+    for name, gradient in gradients_in(run, op).items():
+        if done.made[name].requires_grad:
+            roots.append(done.made[name])
+            seeds.append(gradient)
+    return roots, seeds
+
+
 def _pieces(run: Runner, place: int) -> list[Instruction]:
     """The operations that one backward call covers: B, REDUCE_GRAD, B.1, REDUCE_GRAD.1, …"""
     first = run.list[place]
-    if run.part.layout.plan.dp == 1:
-        return [first]
     found = [first]
-    for following in run.list[place + 1 :]:
-        same = following.kind is Kind.B and following.micro == first.micro and following.stage == first.stage
+    for following in run.list[place + 1 :] if run.part.layout.buckets[first.stage] else ():
+        same = following.kind is Kind.B and following.micro == first.micro
         exchange = following.kind is Kind.REDUCE_GRAD and following.unit < len(run.part.layout.buckets[first.stage])
-        if not (same or exchange):
+        if following.stage != first.stage or not (same or exchange):
             break
         found.append(following)
     return found
@@ -155,6 +158,7 @@ def _backward_in_pieces(
     run: Runner, roots: list[Tensor], seeds: list[Tensor | None], pieces: list[Instruction]
 ) -> None:
     """One backward pass; each bucket that becomes complete ends a piece and starts its exchange."""
+    held = run.part.held[pieces[0].stage]
     compute = [p for p in pieces if p.kind is Kind.B]
     exchange = [p for p in pieces if p.kind is Kind.REDUCE_GRAD]
     since = run.recorder.mark()
@@ -165,24 +169,29 @@ def _backward_in_pieces(
         if bucket < len(compute):  # DDP's first step has other buckets than the later ones
             run.recorder.note(compute[bucket].op, since, moment)
         since = moment
-        if run.part.reducer is not None:
-            start_exchange(run, exchange[bucket], run.part.reducer.flat[bucket])
+        if held.reducer is not None:
+            start_exchange(run, exchange[bucket], held.reducer.flat[bucket])
 
-    if run.part.reducer is not None:
-        run.part.reducer.watch(ready)
+    if held.reducer is not None:
+        held.reducer.watch(ready)
         torch.autograd.backward(roots, seeds)
-        run.part.reducer.finish()
+        held.reducer.finish()
     else:
-        assert isinstance(run.part.module, Observed)  # pure data parallelism
+        assert isinstance(held.module, Observed)  # pure data parallelism
         ops = [p.op for p in exchange]
         note = run.recorder.note
-        run.part.module.watch(ready, lambda bucket, start, end, size: note(ops[bucket], start, end, size))
+        held.module.watch(ready, lambda bucket, start, end, size: note(ops[bucket], start, end, size))
         torch.autograd.backward(roots, seeds)
 
 
 def start_exchange(run: Runner, op: Instruction, flat: Tensor) -> None:
     """Start the sum of a bucket over the replicas; whoever reads it waits for it."""
-    run.current.pending[op.made] = exchange(run, op, flat)
+    _await_later(run, op, exchange(run, op, flat))
+
+
+def _await_later(run: Runner, op: Instruction, pending: Pending) -> None:
+    """Whoever reads what an operation makes waits for it first."""
+    run.current.pending |= dict.fromkeys(op.made, pending)
 
 
 def exchange(run: Runner, op: Instruction, tensor: Tensor) -> Noted:
@@ -202,6 +211,7 @@ class Noted:
     def __init__(self, works: Works, note: Callable[[float], None]) -> None:
         self._works, self._note = works, note
         self._end: float | None = None
+        self._waited = False
         works.works[0].get_future().add_done_callback(lambda _: self._stamp())
 
     def _stamp(self) -> None:
@@ -210,22 +220,30 @@ class Noted:
             self._note(self._end)
 
     def wait(self) -> None:
-        self._works.wait()
+        if not self._waited:  # several stages of a rank may read what it makes
+            self._works.wait()
+            self._waited = True
         self._stamp()
 
 
 @dataclass
 class Returning:
-    """A sum of gradients that lay apart: it takes their place once it is there."""
+    """A sum of gradients that lay apart: it takes their place in every copy of the weights once it is there."""
 
     sum: Noted
     flat: Tensor
-    members: list[nn.Parameter]
+    copies: list[list[nn.Parameter]]
+    done: bool = False
 
     def wait(self) -> None:
         self.sum.wait()
-        for p, piece in zip(self.members, self.flat.split([p.numel() for p in self.members]), strict=True):
-            p.grad = piece.view_as(p)
+        if self.done:
+            return
+        self.done = True
+        for number, members in enumerate(self.copies):
+            whole = self.flat.clone() if number else self.flat  # whoever clips scales gradients in place
+            for p, piece in zip(members, whole.split([p.numel() for p in members]), strict=True):
+                p.grad = piece.view_as(p)
 
 
 def _recompute(run: Runner, op: Instruction, place: int) -> None:
@@ -233,7 +251,7 @@ def _recompute(run: Runner, op: Instruction, place: int) -> None:
 
 
 def _send(run: Runner, op: Instruction, place: int) -> None:
-    tensors = run.current.values[op.reads[0]]
+    tensors = list(run.current.values[op.reads[0]].values())
     start = now()
     pending = run.part.transport.send(tensors, op.peer, run.tag(op))
     if op.waits:
@@ -245,22 +263,30 @@ def _send(run: Runner, op: Instruction, place: int) -> None:
 
 def _reduce(run: Runner, op: Instruction, place: int) -> None:
     """A bucket by itself (after a recomputed block), or the gradients of tied weights."""
-    part = run.part
-    if op.unit in part.tied:
-        members = part.tied[op.unit]
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in members]
-        flat = torch.cat([g.reshape(-1) for g in gradients])
-        run.current.pending[op.made] = Returning(exchange(run, op, flat), flat, members)
+    if op.unit in run.part.tied:
+        copies = run.part.tied[op.unit]
+        flat = _side_by_side(copies[0])
+        for other in copies[1:]:
+            flat += _side_by_side(other)
+        _await_later(run, op, Returning(exchange(run, op, flat), flat, copies))
         return
-    if part.reducer is None:
+    reducer = run.part.held[op.stage].reducer
+    if reducer is None:
         raise AssertionError("a bucket without a reducer: the program and the engine disagree")
-    start_exchange(run, op, part.reducer.flat[op.unit])
+    start_exchange(run, op, reducer.flat[op.unit])
+
+
+def _side_by_side(members: list[nn.Parameter]) -> Tensor:
+    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in members]
+    return torch.cat([g.reshape(-1) for g in gradients])
 
 
 def _count(run: Runner, op: Instruction, place: int) -> None:
     """Sum the number that the loss's mean is over; the weights were counts until now."""
     state = run.current
-    total = torch.tensor([sum(state.weights)], dtype=torch.float64, device=run.part.stage.device)
+    # Each copy of the last stage counts what it sees itself.
+    own = {i.micro for i in run.list if i.kind is Kind.F and i.stage == op.stage}
+    total = torch.tensor([sum(state.weights[micro] for micro in own)], dtype=torch.float64, device=run.part.device)
     exchange(run, op, total).wait()
     whole = float(total)
     if not whole:
@@ -276,55 +302,63 @@ def _loss(run: Runner, op: Instruction, place: int) -> None:
 
 
 def _norm(run: Runner, op: Instruction, place: int) -> None:
-    state = run.current
-    squares = [p.grad.detach().to(torch.float64).square().sum() for p in run.part.counted if p.grad is not None]
-    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-    total = total.to(run.part.stage.device).reshape(1)
+    total = _squares(run).reshape(1)
     exchange(run, op, total).wait()
-    state.norm = float(total) ** 0.5
+    run.current.norm = float(total) ** 0.5
+
+
+def _squares(run: Runner) -> Tensor:
+    """Sum of the squares of the gradients that this rank answers for."""
+    parameters = [p for held in run.part.held.values() for p in held.counted if p.grad is not None]
+    squares = [p.grad.detach().to(torch.float64).square().sum() for p in parameters if p.grad is not None]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+    return total.to(run.part.device)
 
 
 def _step(run: Runner, op: Instruction, place: int) -> None:
-    part, state = run.part, run.current
-    limit = part.layout.profile.clip_norm
+    held = run.part.held[op.stage]
+    limit = run.part.layout.profile.clip_norm
     if limit:
-        _clip(run, limit)
-    part.optimizer.step()
-    if part.scheduler is not None:
-        part.scheduler.step()
-    if part.reducer is None:
-        part.optimizer.zero_grad(set_to_none=True)
-    else:
-        part.reducer.zero()
-        for members in part.tied.values():
-            for parameter in members:
-                parameter.grad = None
-    state.values.clear()
+        _clip(run, held, limit)
+    held.optimizer.step()
+    if held.scheduler is not None:
+        held.scheduler.step()
+    held.optimizer.zero_grad(set_to_none=True)
+    if held.reducer is not None:
+        held.reducer.zero()
 
 
-def _clip(run: Runner, limit: float) -> None:
-    """Scale the gradients so that their norm over all stages is at most the limit."""
+def _clip(run: Runner, held: Held, limit: float) -> None:
+    """Scale the gradients of a stage so that their norm over all stages is at most the limit."""
     state = run.current
-    parameters = [p for p in run.part.stage.parameters() if p.grad is not None]
     if state.norm is None:
-        assert run.part.layout.plan.pp == 1  # with several stages the program has a NORM
-        squares = [p.grad.detach().to(torch.float64).square().sum() for p in run.part.counted if p.grad is not None]
-        state.norm = float(torch.stack(squares).sum()) ** 0.5
+        assert run.part.layout.plan.pp == 1  # with several ranks the program has a NORM
+        state.norm = float(_squares(run)) ** 0.5
     scale = limit / (state.norm + 1e-6)
     if scale < 1:
-        for parameter in parameters:
-            assert parameter.grad is not None
-            parameter.grad.mul_(scale)
+        for parameter in held.stage.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
 
 
-def _last_micro(run: Runner) -> int:
-    """The micro-batch whose backward pass completes the gradients."""
-    return next(i.micro for i in reversed(run.list) if i.kind is Kind.B)
+def _last_micro(run: Runner, stage: int) -> int:
+    """The micro-batch whose backward pass completes the gradients of a stage."""
+    return next(i.micro for i in reversed(run.list) if i.kind in (Kind.B, Kind.W) and i.stage == stage)
+
+
+def _input_backward(run: Runner, op: Instruction, place: int) -> None:
+    two_parts.of_input(run, op)
+
+
+def _weight_backward(run: Runner, op: Instruction, place: int) -> None:
+    two_parts.of_weights(run, op)
 
 
 HANDLERS: dict[Kind, Handler] = {
     Kind.F: _forward,
     Kind.B: _backward,
+    Kind.I: _input_backward,
+    Kind.W: _weight_backward,
     Kind.R: _recompute,
     **{kind: _send for kind in SENDS if kind in (Kind.SEND_F, Kind.SEND_B)},
     Kind.REDUCE_GRAD: _reduce,

@@ -12,6 +12,7 @@ from trainplan.program.ops import RECEIVES, SENDS, Kind, Value
 from trainplan.program.program import Program
 
 Ends = tuple[tuple[int, int], ...]  # (value, stage at the other end)
+_COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
 @dataclass(frozen=True)
@@ -30,53 +31,71 @@ class Instruction:
     reads: tuple[int, ...]
     frees: tuple[int, ...]
     sent_by: int  # of a receive: the other rank's SEND; -1
-    made: int  # of a message or collective: the value that it makes on this rank; -1
+    made: tuple[int, ...]  # of a receive or collective: the values that it makes on this rank
     inputs: Ends  # activations that came in
-    outputs: Ends  # activations to be sent
+    outputs: Ends  # activations to be sent, or read by another stage of this rank
     gradients: Ends  # gradients that came back
-    backwards: Ends  # gradients to be sent back
+    backwards: Ends  # gradients to be sent back, or read by another stage of this rank
     saved: tuple[int, ...]  # values that a forward pass leaves for backward
     held: tuple[int, ...]  # values that an earlier pass left
 
 
 def instructions(program: Program, rank: int) -> list[Instruction]:
     """The instructions of a rank, in the order of its list."""
-    reader: dict[int, int] = {}
+    sender: dict[int, int] = {}  # value → the operation that sends it
+    handed: dict[int, int] = {}  # value → the first operation of another stage of this rank that reads it
     for op in program.lists.row(rank):
         for value in program.reads.row(int(op)):
+            maker = int(program.value_maker[value])
             if program.kind[op] in SENDS:
-                reader[int(value)] = int(op)
-    return [_instruction(program, int(op), rank, reader) for op in program.lists.row(rank)]
+                sender[int(value)] = int(op)
+            elif program.value_kind[value] == Value.BOUNDARY and _crosses(program, maker, int(op)):
+                handed.setdefault(int(value), int(op))
+    return [_instruction(program, int(op), rank, sender, handed) for op in program.lists.row(rank)]
 
 
-def _instruction(program: Program, op: int, rank: int, sender: dict[int, int]) -> Instruction:
+def _crosses(program: Program, maker: int, reader: int) -> bool:
+    """Whether a value is handed from one stage to another without a message."""
+    if maker < 0 or program.kind[maker] not in _COMPUTE or program.kind[reader] not in _COMPUTE:
+        return False
+    return bool(program.stage[maker] != program.stage[reader])
+
+
+def _instruction(
+    program: Program, op: int, rank: int, sender: dict[int, int], handed: dict[int, int]
+) -> Instruction:  # fmt: skip
     kind = Kind(int(program.kind[op]))
     reads = [int(v) for v in program.reads.row(op) if program.value_rank[v] in (rank, -1)]
     makes = [int(v) for v in program.makes.row(op) if program.value_rank[v] in (rank, -1)]
     here = [v for v in makes if program.value_rank[v] == rank]
 
-    def came(through: Kind) -> Ends:
+    def came(through: Kind, forward: bool) -> Ends:
         found = []
         for value in reads:
             maker = int(program.value_maker[value])
             if maker >= 0 and program.kind[maker] == through:
                 found.append((value, int(program.peer_stage[maker])))
+            elif value in handed and program.stage[maker] != program.stage[op]:
+                if (program.kind[maker] == Kind.F) == forward:
+                    found.append((value, int(program.stage[maker])))
         return tuple(found)
 
     def leaves(through: Kind) -> Ends:
-        found = [(v, sender[v]) for v in makes if v in sender]
-        return tuple((v, int(program.peer_stage[by])) for v, by in found if program.kind[by] == through)
+        found = [(v, int(program.peer_stage[sender[v]])) for v in makes if program.kind[sender.get(v, op)] == through]
+        if (kind is Kind.F) == (through is Kind.SEND_F):
+            found += [(v, int(program.stage[handed[v]])) for v in makes if v in handed]
+        return tuple(found)
 
-    compute = kind in (Kind.F, Kind.B, Kind.R)
+    compute = kind in _COMPUTE
     return Instruction(
         op=op, kind=kind, stage=int(program.stage[op]), unit=int(program.unit[op]),
         micro=int(program.micro_batch[op]), peer=int(program.peer[op]), peer_stage=int(program.peer_stage[op]),
         group=int(program.group[op]), waits=bool(program.waits[op]), reads=tuple(reads),
         frees=tuple(int(v) for v in program.frees.row(op) if program.value_rank[v] in (rank, -1)),
         sent_by=next((int(program.value_maker[v]) for v in reads if kind in RECEIVES), -1),
-        made=here[0] if here and (kind in RECEIVES or not compute) else -1,
-        inputs=came(Kind.RECV_F) if compute else (), outputs=leaves(Kind.SEND_F),
-        gradients=came(Kind.RECV_B) if compute else (), backwards=leaves(Kind.SEND_B),
+        made=() if compute else tuple(here),
+        inputs=came(Kind.RECV_F, True) if compute else (), outputs=leaves(Kind.SEND_F) if compute else (),
+        gradients=came(Kind.RECV_B, False) if compute else (), backwards=leaves(Kind.SEND_B) if compute else (),
         saved=tuple(v for v in here if compute and program.value_kind[v] == Value.SAVED),
         held=tuple(v for v in reads if compute and program.value_kind[v] == Value.SAVED),
     )  # fmt: skip

@@ -29,7 +29,7 @@ class Measurement:
 
     rank: int
     replica: int
-    stage: int
+    stages: tuple[int, ...]  # that it holds
     seconds: tuple[float, ...]  # of every step
     losses: tuple[float | None, ...]
     references: tuple[float, ...]  # of the reference kernel before every recorded step; 0: another rank ran it
@@ -88,7 +88,7 @@ def measure(
     events = trainer.events(samples) if recorded else []
     arrivals = trainer.recorder.arrivals(trainer.program(samples)) if recorded else {}
     return Measurement(
-        trainer.rank, trainer.replica, trainer.number, tuple(seconds), tuple(losses), tuple(references),
+        trainer.rank, trainer.replica, tuple(trainer.stages), tuple(seconds), tuple(losses), tuple(references),
         peak_bytes(trainer.device), tuple(events), arrivals, trainer.recorder.within,
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ def peak_bytes(device: torch.device) -> int:
 
 def together(ranks: Sequence[Measurement], plan: Plan, warm_up: int, out: str = "") -> RunResult:
     """The measurements of all ranks, in rank order, as one result."""
-    last = next(r for r in ranks if r.stage == plan.pp - 1 and r.replica == 0)
+    last = next(r for r in ranks if plan.depth - 1 in r.stages and r.replica == 0)
     return RunResult(
         out=out,
         step_seconds=[max(step) for step in zip(*(r.seconds for r in ranks), strict=True)],

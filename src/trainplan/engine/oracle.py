@@ -2,15 +2,15 @@
 
 What every synchronous plan must equal: for each replica and each of its micro-batches in turn, forward and backward
 with the loss weighted by its count, then one optimizer step. Random numbers are seeded by what is computed; running
-statistics are those of replica 0. It shares nothing with the runner but the seeds.
+statistics are those of the first copy of each stage. It shares nothing with the runner but the seeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from trainplan.engine.seeds import seed_of
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import micro_batches, split
 from trainplan.profile.capture.captured import Captured
+from trainplan.profile.capture.stage import Stage
+from trainplan.program.program import Ints
+from trainplan.program.schedules import SCHEDULES, Size
 from trainplan.workload.batch import split as split_batch
 from trainplan.workload.workload import Batch, Workload
 
@@ -49,6 +52,7 @@ def train_alone(
     )
     scheduler = workload.schedule(optimizer) if workload.schedule else None
     trained = Trained()
+    lines = line_of(plan)
     for step, batch in enumerate(batches):
         total = float(workload.loss.count(batch))
         whole = 0.0
@@ -59,7 +63,7 @@ def train_alone(
                 def seeded(block: int, replica: int = replica, micro: int = micro, step: int = step) -> None:
                     torch.manual_seed(seed_of(seed, step, replica, micro, block))
 
-                with stage.buffers_kept() if replica else nullcontext():
+                with stage.buffers_kept(_others(plan, replica, int(lines[micro]), stage)):
                     _, output = stage({}, piece, seeded)
                     loss = workload.loss.function(output, piece.targets) * (workload.loss.count(piece) / total)
                     loss.backward()  # inside: batch norm's backward wants its buffers as its forward left them
@@ -76,6 +80,21 @@ def train_alone(
     trained.buffers = {name: b.detach().clone() for name, b in stage.named_buffers()}
     trained.state = optimizer_state(optimizer, parameters)
     return trained
+
+
+def line_of(plan: Plan) -> Ints:
+    """The line that each micro-batch of a replica takes."""
+    found = np.zeros(plan.micro, dtype=np.int64)
+    for order in SCHEDULES[plan.schedule](Size(plan.pp, plan.micro, plan.chunks, plan.pairs, spread=plan.spread)):
+        found[order[:, 3]] = order[:, 1]
+    return found
+
+
+def _others(plan: Plan, replica: int, line: int, stage: Stage) -> set[str]:
+    """Buffers that a micro-batch leaves alone, since it runs through another copy of their stage than the first."""
+    apart = [number for number in range(plan.depth) if plan.rank(replica, number, line) != plan.replicas_of(number)[0]]
+    blocks = [block for number in apart for block in stage.captured.blocks[slice(*plan.bounds[number])]]
+    return {name for block in blocks for name in block.writes}
 
 
 def optimizer_state(

@@ -35,28 +35,45 @@ NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES)
 
 
 @dataclass
-class Part:
-    """One stage of one replica, as this rank holds it."""
+class Held:
+    """A copy of one stage, as this rank holds it."""
 
-    stage: Stage
-    layout: Layout
-    replica: int
     number: int  # of the stage
-    loss: Loss
+    stage: Stage
+    module: nn.Module  # what runs a forward pass: the stage itself, or DDP around it
     optimizer: torch.optim.Optimizer
     scheduler: Any
-    transport: Gloo
-    groups: list[dist.ProcessGroup | None]  # of the program
-    seed: int
-    module: nn.Module  # what runs a forward pass: the stage itself, or DDP around it
+    is_last: bool
+    is_first_copy: bool  # whose running statistics count, and which is saved
     reducer: Reducer | None = None
-    tied: dict[int, list[nn.Parameter]] = field(default_factory=dict)  # unit of a tie → its parameters
-    counted: tuple[nn.Parameter, ...] = ()  # parameters whose gradients this rank adds to the norm
+    counted: tuple[nn.Parameter, ...] = ()  # parameters whose gradients this copy adds to the norm
     no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Those that are trained, by name."""
+        return {name: p for name, p in self.stage.named_parameters() if p.requires_grad}
+
+
+@dataclass
+class Part:
+    """What this rank holds of a plan: one stage, or several."""
+
+    layout: Layout
+    replica: int
+    held: dict[int, Held]  # by number of the stage
+    loss: Loss
+    transport: Gloo
+    groups: list[dist.ProcessGroup | None]  # of the program
+    seed: int
+    device: torch.device
+    # Of weights that several stages hold: by unit of their exchange, the parameters of every copy on this rank.
+    tied: dict[int, list[list[nn.Parameter]]] = field(default_factory=dict)
+
+    @property
     def is_last(self) -> bool:
-        return self.number == self.layout.plan.pp - 1
+        """Whether the loss is worked out here."""
+        return any(held.is_last for held in self.held.values())
 
 
 @dataclass
@@ -68,7 +85,7 @@ class StepState:
     weights: list[float]  # share of each in the whole batch's mean
     values: dict[int, Any] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)  # value → what must be waited for before it is read
-    passes: dict[int, Any] = field(default_factory=dict)  # micro-batch → its recomputed pass (`blockwise.py`)
+    passes: dict[tuple[int, int], Any] = field(default_factory=dict)  # (stage, micro-batch) → a pass on its way back
     sending: dict[int, Pending] = field(default_factory=dict)  # value → the message that carries it
     sent: list[Pending] = field(default_factory=list)
     loss: Tensor | None = None  # weighted sum over this replica's micro-batches
@@ -87,7 +104,8 @@ class Runner:
         self.receives = [i for i in self.list if i.kind in RECEIVES]
         self.edges = {(e.source, e.target): e for e in part.layout.edges}
         self.names = [c.name for c in part.layout.profile.crossings]
-        self.shapes = {c.name: c.shape for c in part.stage.captured.crossings}
+        captured = next(iter(part.held.values())).stage.captured
+        self.shapes = {c.name: c.shape for c in captured.crossings}
         self.state: StepState | None = None
         self._posted = 0
         self._messages: dict[int, Message] = {}
@@ -107,8 +125,8 @@ class Runner:
             place += self._run(place, state)
         for pending in (*state.sending.values(), *state.sent):
             pending.wait()
-        if self.part.stage.device.type == "cuda":
-            torch.cuda.synchronize(self.part.stage.device)
+        if self.part.device.type == "cuda":
+            torch.cuda.synchronize(self.part.device)
         self.recorder.settle()
         self.state = None
         return state
@@ -176,7 +194,7 @@ class Runner:
         there = now() if instruction.waits else self.recorder.mark()
         names = self.edge_names(instruction.kind, *self._ends(instruction))
         tensors = message.take()
-        state.values[instruction.made] = dict(zip(names, tensors, strict=True))
+        state.values[instruction.made[0]] = dict(zip(names, tensors, strict=True))
         self._post(1)
         over = now() if instruction.waits else self.recorder.mark()
         self.recorder.note(instruction.op, there, over, sum(tensor.nbytes for tensor in tensors))

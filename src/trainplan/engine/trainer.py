@@ -26,7 +26,7 @@ from trainplan.engine import checkpoint
 from trainplan.engine.observed import WARM_UP_STEPS, Observed
 from trainplan.engine.recorder import Recorder, now
 from trainplan.engine.reducer import Reducer
-from trainplan.engine.runner import Part, Runner
+from trainplan.engine.runner import Held, Part, Runner
 from trainplan.engine.transport import transport
 from trainplan.engine.world import groups_of
 from trainplan.errors import PlanError, RunError
@@ -91,12 +91,12 @@ class Trainer:
             why = f"it was made for {plan.blocks} blocks, and the model has {len(captured.blocks)}"
             raise PlanError(f"plan {text(plan)!r}", why, "making the plan again")
         self.shape = shape or structure(captured, workload, workload.inputs(2, 0))
-        self.replica, self.number = self._place()
-        self.stage: Stage = captured.stage(*plan.bounds[self.number])
-        self.stage.bind(values(set(self.stage.holds)), self.device)
-        self._freeze_what_gets_no_gradient()
-        if compiled:
-            self.stage.compiled()
+        self.replica, numbers = self._place()
+        self.stages: dict[int, Stage] = {}  # by number
+        for number in numbers:
+            self.stages[number] = self._stage(number, values)
+            if compiled:
+                self.stages[number].compiled()
         self.steps_done = 0
         self.place: dict[str, Any] = {}  # in the data, as whoever feeds us knows it; saved and resumed with the rest
         self._steps_here = 0  # of `steps_done`, those that this process has run
@@ -105,21 +105,34 @@ class Trainer:
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._part: Part | None = None
         self._optimizer_groups: Groups = ()
-        self._evaluation: Stage | None = None
+        self._evaluation: dict[int, Stage] = {}
 
-    def _freeze_what_gets_no_gradient(self) -> None:
-        """Parameters that the loss does not depend on: nobody waits for their gradients, no optimizer moves them."""
+    def _stage(self, number: int, values: Callable[[set[str]], Mapping[str, Tensor]]) -> Stage:
+        """A stage with its values. Weights that another stage of this rank has too are copied: their gradients are
+        summed over all holders, wherever these are."""
+        stage = self.captured.stage(*self.plan.bounds[number])
+        taken = {name for other in self.stages.values() for name, _ in other.named_parameters()}
+        given = dict(values(set(stage.holds)))
+        given |= {name: nn.Parameter(given[name].detach().clone()) for name in taken & set(stage.holds)}
+        stage.bind(given, self.device)
+        # Parameters that the loss does not depend on: nobody waits for their gradients, no optimizer moves them.
         idle = {p.name for p in self.shape.parameters if not p.trainable}
-        for name, parameter in self.stage.named_parameters():
+        for name, parameter in stage.named_parameters():
             if name in idle:
                 parameter.requires_grad_(False)
+        return stage
 
-    def _place(self) -> tuple[int, int]:
-        for replica, pipeline in enumerate(self.plan.placement):
-            for number, ranks in enumerate(pipeline):
-                if self.rank in ranks:
-                    return replica, number
-        raise PlanError(f"plan {text(self.plan)!r}", f"it has no place for rank {self.rank}")
+    def _place(self) -> tuple[int, list[int]]:
+        """The replica of this rank, and the stages that it holds."""
+        found = [
+            (pipeline // self.plan.lines, number)
+            for pipeline, stages in enumerate(self.plan.placement)
+            for number, ranks in enumerate(stages)
+            if self.rank in ranks
+        ]
+        if not found:
+            raise PlanError(f"plan {text(self.plan)!r}", f"it has no place for rank {self.rank}")
+        return found[0][0], sorted({number for _, number in found})
 
     # -- the program ------------------------------------------------------------------------------------------------
 
@@ -142,27 +155,39 @@ class Trainer:
         groups = [self._groups[ranks] for ranks in program.groups]
         if self._part is not None:
             return Part(**{**vars(self._part), "layout": layout, "groups": groups})
-        parameters = {name: p for name, p in self.stage.named_parameters() if p.requires_grad}
-        module: nn.Module = self.stage
-        reducer = None
-        if layout.observed:
-            module = Observed(self.stage, groups[0], self.plan.bucket)
-        elif self.plan.dp > 1:
-            reducer = Reducer(parameters, [bucket.names for bucket in layout.buckets[self.number]])
-        optimizer, self._optimizer_groups = make(self.workload.optimizer, self.captured.stand_ins(), parameters)
-        most = max((len(buckets) for buckets in layout.buckets), default=0)
-        ties = {most + n: tie for n, tie in enumerate(layout.ties) if self.number in tie.stages}
-        elsewhere = {name for tie in ties.values() if tie.stages[0] != self.number for name in tie.names}
+        held = {number: self._held(number, layout, groups) for number in self.stages}
+        ties = {layout.first_tie + n: tie for n, tie in enumerate(layout.ties)}
         self._part = Part(
-            stage=self.stage, layout=layout, replica=self.replica, number=self.number, loss=self.workload.loss,
-            optimizer=optimizer,
-            scheduler=scheduler_of(self.workload, optimizer),
-            transport=transport(self.backend, self.device), groups=groups, seed=self.seed, module=module,
-            reducer=reducer, tied={unit: [parameters[n] for n in tie.names] for unit, tie in ties.items()},
-            counted=tuple(p for name, p in parameters.items() if name not in elsewhere),
-            no_sync=module.no_sync if isinstance(module, Observed) else nullcontext,
+            layout=layout, replica=self.replica, held=held, loss=self.workload.loss,
+            transport=transport(self.backend, self.device), groups=groups, seed=self.seed, device=self.device,
+            tied={
+                unit: copies for unit, tie in ties.items()
+                if (copies := [[one.parameters[n] for n in tie.names] for one in held.values() if one.number in tie.stages])
+            },
         )  # fmt: skip
         return self._part
+
+    def _held(self, number: int, layout: Layout, groups: list[dist.ProcessGroup | None]) -> Held:
+        """A stage, with everything that trains it."""
+        stage = self.stages[number]
+        parameters = {name: p for name, p in stage.named_parameters() if p.requires_grad}
+        module: nn.Module = stage
+        reducer = None
+        if layout.observed:
+            module = Observed(stage, groups[0], self.plan.bucket)
+        elif layout.buckets[number]:
+            reducer = Reducer(parameters, [bucket.names for bucket in layout.buckets[number]])
+        optimizer, self._optimizer_groups = make(self.workload.optimizer, self.captured.stand_ins(), parameters)
+        # In a replica each weight counts once: in the first stage that holds it, and there in the first copy.
+        elsewhere = {name for tie in layout.ties if number in tie.stages[1:] for name in tie.names}
+        copies = [self.plan.rank(self.replica, number, line) for line in range(self.plan.lines)]
+        counted = () if copies[0] != self.rank else tuple(p for name, p in parameters.items() if name not in elsewhere)
+        return Held(
+            number=number, stage=stage, module=module, optimizer=optimizer,
+            scheduler=scheduler_of(self.workload, optimizer), is_last=number == layout.stages[-1],
+            is_first_copy=self.plan.replicas_of(number)[0] == self.rank, reducer=reducer, counted=counted,
+            no_sync=module.no_sync if isinstance(module, Observed) else nullcontext,
+        )  # fmt: skip
 
     def _new_groups(self, groups: tuple[tuple[int, ...], ...]) -> list[dist.ProcessGroup | None]:
         fresh = tuple(ranks for ranks in groups if ranks not in self._groups)
@@ -176,6 +201,16 @@ class Trainer:
             self._runner(self.workload.batch)
         assert self._part is not None
         return self._part
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters on this rank, under the model's own names."""
+        return {name: p for stage in self.stages.values() for name, p in stage.named_parameters()}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers on this rank, under the model's own names."""
+        return {name: b for stage in self.stages.values() for name, b in stage.named_buffers()}
 
     @property
     def optimizer_groups(self) -> Groups:
@@ -233,29 +268,40 @@ class Trainer:
         runner = next(iter(self._runners.values()), None) or self._runner(self.workload.batch)
         if self.replica != 0:
             return None
-        stage = self._evaluation_stage()
         batch = as_batch(batch)
         own = to_device(batch, self.device)
-        crossings: dict[str, Tensor] = {}
-        talk = self.part.transport
-        for edge in self.part.layout.incoming[self.number]:
-            names = runner.edge_names(Kind.SEND_F, edge.source, edge.target)
-            forms = [(runner.shapes[n].at(batch.samples), runner.shapes[n].dtype) for n in names]
-            message = talk.receive(forms, self.plan.rank(0, edge.source), _EVALUATION_TAG)
-            message.wait()
-            crossings.update(zip(names, message.take(), strict=True))
-        made, output = stage(crossings, own)
+        loss = None
+        made: dict[str, Tensor] = {}  # by stages of this rank
         sent = []
-        for edge in self.part.layout.outgoing[self.number]:
-            names = runner.edge_names(Kind.SEND_F, edge.source, edge.target)
-            sent.append(talk.send([made[n] for n in names], self.plan.rank(0, edge.target), _EVALUATION_TAG))
+        talk = self.part.transport
+        for number in self.stages:
+            if self.plan.rank(0, number) != self.rank:
+                continue  # a copy for another direction
+            crossings = dict(made)
+            for edge in self.part.layout.incoming[number]:
+                if self.part.layout.is_message(edge, 0):
+                    names = runner.edge_names(Kind.SEND_F, edge.source, edge.target)
+                    forms = [(runner.shapes[n].at(batch.samples), runner.shapes[n].dtype) for n in names]
+                    tag = _EVALUATION_TAG + number
+                    message = talk.receive(forms, self.plan.rank(0, edge.source), tag)
+                    message.wait()
+                    crossings.update(zip(names, message.take(), strict=True))
+            result, output = self._evaluation_stage(number)(crossings, own)
+            made |= result
+            for edge in self.part.layout.outgoing[number]:
+                if self.part.layout.is_message(edge, 0):
+                    names = runner.edge_names(Kind.SEND_F, edge.source, edge.target)
+                    to = self.plan.rank(0, edge.target)
+                    sent.append(talk.send([result[n] for n in names], to, _EVALUATION_TAG + edge.target))
+            if self.part.held[number].is_last:
+                loss = float(self.workload.loss.function(output, own.targets))
         for pending in sent:
             pending.wait()
-        return float(self.workload.loss.function(output, own.targets)) if self.part.is_last else None
+        return loss
 
-    def _evaluation_stage(self) -> Stage:
+    def _evaluation_stage(self, number: int) -> Stage:
         """The same blocks captured in evaluation mode, sharing this rank's values."""
-        if self._evaluation is None:
+        if not self._evaluation:
             model = Skeleton(self.workload.build).model.eval()
             captured = capture(
                 model, self.workload.inputs(2, 0), self.workload.loss, device=self.captured.exported.device
@@ -268,9 +314,10 @@ class Trainer:
                     "the model has other blocks, or passes other tensors between them, in evaluation mode",
                     "evaluating a checkpoint in one process",
                 )
-            self._evaluation = captured.stage(*self.plan.bounds[self.number])
-        values = {**dict(self.stage.named_parameters()), **dict(self.stage.named_buffers())}
-        return self._evaluation.bind(values, self.device)
+            self._evaluation = {n: captured.stage(*self.plan.bounds[n]) for n in self.stages}
+        stage = self.stages[number]
+        values = {**dict(stage.named_parameters()), **dict(stage.named_buffers())}
+        return self._evaluation[number].bind(values, self.device)
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that any plan can resume from; all ranks call this."""

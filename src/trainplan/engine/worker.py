@@ -207,23 +207,28 @@ def _say(result: StepResult, workload: Workload, memory: int, last: int, started
 def _state(trainer: Trainer) -> dict[str, Any]:
     from trainplan.engine.oracle import optimizer_state
 
-    parameters = dict(trainer.stage.named_parameters())
+    copies = list(trainer.part.held.values())
+    first = [held for held in copies if held.is_first_copy]
+    state: dict[str, Any] = {}
+    for held in copies:
+        state |= optimizer_state(held.optimizer, held.parameters)
     return {
-        "replica": trainer.replica,
-        "stage": trainer.number,
-        "weights": {name: p.detach().cpu() for name, p in parameters.items()},
-        "buffers": {name: b.detach().cpu() for name, b in trainer.stage.named_buffers()},
-        "state": optimizer_state(trainer.part.optimizer, {n: p for n, p in parameters.items() if p.requires_grad}),
+        "weights": {name: p.detach().cpu() for name, p in trainer.parameters.items()},
+        # Running statistics are those of the first copy of a stage.
+        "buffers": {name: b.detach().cpu() for held in first for name, b in held.stage.named_buffers()},
+        "state": state,
     }
 
 
 def _gradients_kept(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     """A list that gets the gradients of every step, as they are when its optimizer runs."""
     kept: list[dict[str, torch.Tensor]] = []
-    parameters = dict(trainer.stage.named_parameters())
+    for place, held in enumerate(trainer.part.held.values()):
 
-    def before(*_: Any) -> None:
-        kept.append({name: p.grad.detach().cpu().clone() for name, p in parameters.items() if p.grad is not None})
+        def before(*_: Any, place: int = place, parameters: dict[str, torch.nn.Parameter] = held.parameters) -> None:
+            if not place:  # the stages of a rank step one after the other
+                kept.append({})
+            kept[-1] |= {n: p.grad.detach().cpu().clone() for n, p in parameters.items() if p.grad is not None}
 
-    trainer.part.optimizer.register_step_pre_hook(before)
+        held.optimizer.register_step_pre_hook(before)
     return kept

@@ -223,9 +223,11 @@ class Stage(nn.Module):
             )
 
     @contextmanager
-    def buffers_kept(self) -> Iterator[None]:
-        """Buffers as they were, afterwards: for running blocks a second time (recomputation, timing)."""
+    def buffers_kept(self, only: set[str] | None = None) -> Iterator[None]:
+        """Buffers (all, or only these) as they were, afterwards: for running blocks a second time (recomputation,
+        timing), or as another copy of them would."""
         names = {name for block in self.captured.blocks[self.first : self.last] for name in block.writes}
+        names = names if only is None else names & only
         buffers = [owner._buffers[key] for owner, key in map(self._owner, names) if key in owner._buffers]
         saved = [(buffer, buffer.detach().clone()) for buffer in buffers if buffer is not None]
         try:
