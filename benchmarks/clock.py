@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 from trainplan.plan.plan import plan
+from trainplan.plan.rules import CHUNKED
 from trainplan.predict.clock import play
 from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
 from trainplan.program.check import check
@@ -45,7 +46,10 @@ def measure(schedule: str, rounds: int) -> tuple[dict[str, float], int]:
     """Median seconds of each part and of all together, and the number of operations."""
     model = profile(STAGES)
     cuts = tuple(range(1, STAGES))
-    choices = plan(pp=STAGES, micro=MICRO_BATCHES, schedule=schedule, stages=cuts, blocks=STAGES)
+    chunks = 2 if schedule in CHUNKED else 1
+    choices = plan(
+        pp=STAGES // chunks, micro=MICRO_BATCHES, schedule=schedule, chunks=chunks, stages=cuts, blocks=STAGES
+    )
     found = []
     for _ in range(rounds + WARM_UP):
         marks = [time.perf_counter()]

@@ -13,6 +13,7 @@ import pytest
 from synthetic import chain
 from trainplan.engine.handlers import HANDLERS
 from trainplan.plan.plan import WORDS, plan
+from trainplan.plan.rules import CHUNKED, SPLIT_BACKWARD
 from trainplan.predict.cost import RULES
 from trainplan.program.lower import lower
 from trainplan.program.ops import RECEIVES, SPECS, Kind
@@ -112,8 +113,8 @@ assert "torch" not in sys.modules, "predict"
 
 # -- every kind of operation has its rules ------------------------------------------------------------------------
 
-# Kinds that wait for the systems that need them: zero-bubble orders, and parameter servers.
-NOT_LOWERED_YET = {Kind.I, Kind.W, Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W}
+# Kinds that wait for the systems that need them: parameter servers.
+NOT_LOWERED_YET = {Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W}
 
 
 def lowered_kinds() -> set[Kind]:
@@ -121,9 +122,13 @@ def lowered_kinds() -> set[Kind]:
     profile = chain(4, skips=((0, 3),), tied=((0, 3),), clip_norm=1.0, mean_over="tokens")
     found: set[Kind] = set()
     for schedule in SCHEDULES:
-        for recompute in WORDS["recompute"]:
+        chunks = 2 if schedule in CHUNKED else 1
+        for recompute in ("none",) if schedule in SPLIT_BACKWARD else WORDS["recompute"]:
             for dp in (1, 2):
-                choices = plan(dp=dp, pp=2, micro=2, schedule=schedule, stages=(2,), blocks=4, recompute=recompute)
+                choices = plan(
+                    dp=dp, pp=2, micro=3, schedule=schedule, chunks=chunks, stages=(1, 2, 3)[: 2 * chunks - 1],
+                    blocks=4, recompute=recompute,
+                )  # fmt: skip
                 found |= {Kind(int(kind)) for kind in lower(choices, profile, 8).kind}
     return found
 

@@ -105,41 +105,41 @@ def _cases() -> list[Case]:
 def _orders() -> list[Case]:
     """Every order of work, on 2, 3 and 4 ranks, on models with dropout and batch norm, a tied embedding, and a skip
     connection over two cuts."""
-    cases = []
-    cuts = {"chain": (1, 2, 3, 4), "residual": (1, 2, 3, 4), "tied": (1, 2, 3, 4)}
-    for model in ("chain", "residual", "tied"):
-        two, three, four, five = (cuts[model][:count] for count in (1, 2, 3, 4))
-        cases += [
-            Case("gpipe", model, {"pp": 2, "micro": 3, "schedule": "looped", "chunks": 2, "stages": four}),
-            Case("dapple", model, {"pp": 3, "micro": 5, "schedule": "1f1b-early", "stages": three}),
-            Case("dapple", model, {"pp": 2, "micro": 4, "schedule": "1f1b", "spread": (2, 1), "stages": two, "bucket": 200}),
-            Case("dapple", model, {"pp": 2, "micro": 4, "schedule": "1f1b", "spread": (1, 3), "stages": two, "bucket": 200}),
-            Case("interleaved", model, {"pp": 2, "micro": 4, "schedule": "interleaved", "chunks": 2, "stages": four}),
-            Case(
-                "interleaved", model,
-                {"pp": 2, "micro": 3, "schedule": "interleaved", "chunks": 2, "stages": four, "recompute": "full"},
-            ),
-            Case("zb-h1", model, {"pp": 3, "micro": 5, "schedule": "zb-h1", "stages": three}),
-            Case("zb-h1", model, {"dp": 2, "pp": 2, "micro": 3, "schedule": "zb-h1", "stages": two, "bucket": 200}),
-            Case("zb-h2", model, {"pp": 3, "micro": 6, "schedule": "zb-h2", "stages": three}),
-            Case("zb-v", model, {"pp": 2, "micro": 5, "schedule": "zb-v", "chunks": 2, "stages": four}),
-            Case("gems", model, {"pp": 2, "micro": 4, "schedule": "gems", "stages": two, "bucket": 200}),
-            Case("gems", model, {"pp": 3, "micro": 3, "schedule": "gems", "stages": three, "bucket": 200}),
-            Case("chimera", model, {"pp": 4, "micro": 6, "schedule": "chimera", "stages": four, "bucket": 200}),
-            Case("chimera", model, {"pp": 4, "micro": 4, "schedule": "chimera", "pairs": 2, "stages": four, "bucket": 200}),
-            Case("chimera", model, {"pp": 2, "micro": 4, "schedule": "chimera-doubled", "stages": two, "bucket": 200}),
-            Case(
-                "chimera", model,
-                {"dp": 2, "pp": 2, "micro": 2, "schedule": "chimera", "stages": two, "bucket": 200, "recompute": "full"},
-            ),
-        ]  # fmt: skip
-    cases += [
-        Case("chimera", "tied", {"pp": 2, "micro": 3, "schedule": "chimera", "stages": (3,)}, fields={"clip_norm": 0.05}),
-        Case("zb-v", "tied", {"pp": 2, "micro": 3, "schedule": "zb-v", "chunks": 2, "stages": (1, 2, 4)}, fields={"clip_norm": 0.05}),
+    two, three, four = {"pp": 2, "stages": (1,)}, {"pp": 3, "stages": (1, 2)}, {"pp": 4, "stages": (1, 2, 3)}
+    chunked = {"pp": 2, "chunks": 2, "stages": (1, 2, 3)}
+    shared = {"bucket": 200}  # where stages have several copies
+    orders = [
+        ("gpipe", "looped", {**chunked, "micro": 3}),
+        ("dapple", "1f1b-early", {**three, "micro": 5}),
+        ("dapple", "1f1b", {**two, **shared, "micro": 4, "spread": (2, 1)}),
+        ("dapple", "1f1b", {**two, **shared, "micro": 4, "spread": (1, 3)}),
+        ("interleaved", "interleaved", {**chunked, "micro": 4}),
+        ("interleaved", "interleaved", {**chunked, "micro": 3, "recompute": "full"}),
+        ("zb-h1", "zb-h1", {**three, "micro": 5}),
+        ("zb-h1", "zb-h1", {**two, **shared, "micro": 3, "dp": 2}),
+        ("zb-h2", "zb-h2", {**three, "micro": 6}),
+        ("zb-v", "zb-v", {**chunked, "micro": 5}),
+        ("gems", "gems", {**two, **shared, "micro": 4}),
+        ("gems", "gems", {**three, **shared, "micro": 3}),
+        ("chimera", "chimera", {**four, **shared, "micro": 6}),
+        ("chimera", "chimera", {**four, **shared, "micro": 4, "pairs": 2}),
+        ("chimera", "chimera-doubled", {**two, **shared, "micro": 4}),
+        ("chimera", "chimera", {**two, **shared, "micro": 2, "dp": 2, "recompute": "full"}),
+    ]
+    cases = [
+        Case(key, model, {**choices, "schedule": schedule})
+        for model in ("chain", "residual", "tied")
+        for key, schedule, choices in orders
+    ]
+    bites, one_cycle = {"clip_norm": 0.05}, {"schedule": "onecycle"}
+    v_shape = {"pp": 2, "chunks": 2, "stages": (1, 2, 4), "micro": 3, "schedule": "zb-v"}
+    return [
+        *cases,
+        Case("chimera", "tied", {"pp": 2, "micro": 3, "schedule": "chimera", "stages": (3,)}, fields=bites),
+        Case("zb-v", "tied", v_shape, fields=bites),
         Case("gems", "tied", {"pp": 2, "micro": 3, "schedule": "gems", "stages": (2,)}, optimizer="adamw"),
-        Case("interleaved", "tied", {"pp": 2, "micro": 2, "schedule": "interleaved", "chunks": 2, "stages": (1, 2, 4)}, optimizer="grouped_adamw", fields={"schedule": "onecycle"}),
-    ]  # fmt: skip
-    return cases
+        Case("zb-v", "tied", v_shape, optimizer="grouped_adamw", fields=one_cycle),
+    ]
 
 
 CASES = _cases()

@@ -83,11 +83,13 @@ def track(rank: int, world: int, name: str, plan: Plan, batch: int) -> Seen:
         with seen.part("before"):
             torch.zeros(1)
         trainer.step(data)
-    lasting = [*trainer.stage.parameters(), *trainer.stage.buffers()]
+    lasting = [*trainer.parameters.values(), *trainer.buffers.values()]
     own = trainer._own(data, batch, already=False)
-    start = sum(t.nbytes for t in [*lasting, *tensors(own).values()]) + state_bytes(trainer.part.optimizer)
+    start = sum(t.nbytes for t in [*lasting, *tensors(own).values()]) + sum(
+        state_bytes(held.optimizer) for held in trainer.part.held.values()
+    )
     if plan.dp > 1:  # buckets, ours or DDP's
-        start += sum(p.nbytes for p in trainer.stage.parameters() if p.requires_grad)
+        start += sum(p.nbytes for p in trainer.parameters.values() if p.requires_grad)
     base = seen.levels["before"].start
     levels = [seen.levels[str(number)] for number in range(len(names))]
     _close(trainer)

@@ -12,6 +12,7 @@ from trainplan.program.ops import Kind
 from trainplan.program.schedules import SCHEDULES, Size
 from trainplan.program.text import parse
 
+
 def torch_gpipe(size: Size) -> list[np.ndarray]:
     """What torch's own ScheduleGPipe says of itself, read through our names, in the form of our schedules."""
     from torch.distributed.pipelining.schedules import ScheduleGPipe

@@ -191,7 +191,9 @@ def load(trainer: Trainer, path: str | Path) -> None:
     _check_model(trainer, path, about, saved)
     training = _check_training(trainer, path, about)
     # Stage by stage: all ranks load together, and one that holds fewer stages than another loads nothing then.
-    most = max(Counter(rank for stage in range(trainer.plan.depth) for rank in trainer.plan.replicas_of(stage)).values())
+    most = max(
+        Counter(rank for stage in range(trainer.plan.depth) for rank in trainer.plan.replicas_of(stage)).values()
+    )
     for held in [*trainer.part.held.values(), *[None] * (most - len(trainer.part.held))]:
         wanted: dict[str, Any] = {**_model(held), **_state_wanted(held, saved)} if held else {}
         try:

@@ -101,11 +101,7 @@ def _differences(alone: Trained, parts: list[dict[str, Any]], result: RunResult)
         for step, tensors in enumerate(part["gradients"])
         for name, tensor in tensors.items()
     ]
-    buffers = [
-        (name, tensor, alone.buffers[name])
-        for part in parts
-        for name, tensor in part["buffers"].items()
-    ]
+    buffers = [(name, tensor, alone.buffers[name]) for part in parts for name, tensor in part["buffers"].items()]
     state = [
         (f"{name}: {key}", tensor, alone.state[name][key])
         for part in parts

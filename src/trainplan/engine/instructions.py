@@ -69,15 +69,16 @@ def _instruction(
     makes = [int(v) for v in program.makes.row(op) if program.value_rank[v] in (rank, -1)]
     here = [v for v in makes if program.value_rank[v] == rank]
 
+    made_by_forward = {v: program.kind[program.value_maker[v]] == Kind.F for v in reads if v in handed}
+
     def came(through: Kind, forward: bool) -> Ends:
         found = []
         for value in reads:
             maker = int(program.value_maker[value])
             if maker >= 0 and program.kind[maker] == through:
                 found.append((value, int(program.peer_stage[maker])))
-            elif value in handed and program.stage[maker] != program.stage[op]:
-                if (program.kind[maker] == Kind.F) == forward:
-                    found.append((value, int(program.stage[maker])))
+            elif value in handed and program.stage[maker] != program.stage[op] and made_by_forward[value] == forward:
+                found.append((value, int(program.stage[maker])))
         return tuple(found)
 
     def leaves(through: Kind) -> Ends:

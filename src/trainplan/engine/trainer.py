@@ -43,6 +43,7 @@ from trainplan.profile.structure import structure
 from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.lower.backend import backend as find_backend
+from trainplan.program.lower.buckets import Tie
 from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import Kind
 from trainplan.program.program import Program
@@ -160,10 +161,7 @@ class Trainer:
         self._part = Part(
             layout=layout, replica=self.replica, held=held, loss=self.workload.loss,
             transport=transport(self.backend, self.device), groups=groups, seed=self.seed, device=self.device,
-            tied={
-                unit: copies for unit, tie in ties.items()
-                if (copies := [[one.parameters[n] for n in tie.names] for one in held.values() if one.number in tie.stages])
-            },
+            tied={unit: _copies(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
         )  # fmt: skip
         return self._part
 
@@ -353,6 +351,11 @@ class Trainer:
         """What was noted on this rank; steps count from the first that was recorded."""
         first = min((row[0] for row in self.recorder.rows), default=0)
         return self.recorder.events(self.program(batch), self.rank, first)
+
+
+def _copies(tie: Tie, held: dict[int, Held]) -> list[list[nn.Parameter]]:
+    """The weights of a tie in every stage of this rank that holds them."""
+    return [[one.parameters[name] for name in tie.names] for one in held.values() if one.number in tie.stages]
 
 
 def build(

@@ -17,7 +17,17 @@ from trainplan.plan.placement import placement as table
 WORDS: dict[str, tuple[str, ...]] = {
     "exchange": ("all-reduce",),
     "schedule": (
-        "naive", "gpipe", "looped", "1f1b", "1f1b-early", "interleaved", "zb-h1", "zb-h2", "zb-v", "gems", "chimera",
+        "naive",
+        "gpipe",
+        "looped",
+        "1f1b",
+        "1f1b-early",
+        "interleaved",
+        "zb-h1",
+        "zb-h2",
+        "zb-v",
+        "gems",
+        "chimera",
         "chimera-doubled",
     ),
     "updates": ("sync",),

@@ -48,7 +48,9 @@ def _schedule(plan: Plan, asked: str) -> None:
     if schedule == "zb-v" and plan.chunks != 2:
         raise PlanError(asked, f"zb-v has two stages a rank, not {plan.chunks}", "chunks=2")
     if schedule.startswith("chimera") and pp % 2:
-        raise PlanError(asked, f"two directions meet in the middle of an even number of stages, not {pp}", f"pp={pp + 1}")
+        raise PlanError(
+            asked, f"two directions meet in the middle of an even number of stages, not {pp}", f"pp={pp + 1}"
+        )
     if plan.pairs > 1 and (schedule != "chimera" or pp // 2 % plan.pairs):
         why = f"{plan.pairs} pairs of pipelines need schedule=chimera, and half of pp={pp} must be a multiple of them"
         raise PlanError(asked, why, "pairs=1")

@@ -61,11 +61,26 @@ def _accumulation(c: CostClass, s: Setting) -> float:
 
 
 def _backward_input(c: CostClass, s: Setting) -> tuple[float, float]:
+    if not _comes_in(c, s):
+        return 0.0, s.cluster.dispatch_s
     return s.profile.total("backward_input_s", c.first, c.last, c.samples) * s.contention, s.cluster.dispatch_s
 
 
 def _backward_weight(c: CostClass, s: Setting) -> tuple[float, float]:
-    return s.profile.total("backward_weight_s", c.first, c.last, c.samples) * s.contention, s.cluster.dispatch_s
+    if not _comes_in(c, s):  # all of it
+        return _backward(c, s)
+    run = s.profile.total("backward_weight_s", c.first, c.last, c.samples)
+    if c.accumulate:
+        run += sum(block.accumulate_s for block in s.profile.blocks[c.first : c.last])
+    return run * s.contention, s.cluster.dispatch_s
+
+
+def _comes_in(c: CostClass, s: Setting) -> bool:
+    """Whether a stage reads anything that a gradient goes back to; else its backward has no first part."""
+    return any(
+        x.needs_grad and x.producer < c.first and any(c.first <= block < c.last for block in x.consumers)
+        for x in s.profile.crossings
+    )
 
 
 def _send(c: CostClass, s: Setting) -> tuple[float, float]:

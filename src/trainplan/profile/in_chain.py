@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from trainplan.profile.capture.halves import Halfway, backward_weight
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved, watch
 from trainplan.profile.one_piece import OnePiece
@@ -162,6 +163,25 @@ class InChain:
         subject.look()
         first, again = (sum(spent.run_s for spent in self._walk(size)[1]) for _ in range(2))
         subject.readings.note(("added", None), Spent(again - first, 0.0))
+        subject.look()
+        drop_gradients(self.stage)
+
+    def halves(self, size: int) -> None:
+        """Time the two parts of the backward pass of every block."""
+        subject, walk, clock = self.subject, self.subject.walk(size), self.subject.clock
+        subject.look()
+        for index in subject.blocks:
+            self._forward(walk, size, index)
+        subject.look()
+        for index in reversed(subject.blocks):
+            held = subject.captured.blocks[index].holds
+            weights = [p for name, p in self.stage.named_parameters() if name in held and p.requires_grad]
+            found: list[Halfway] = []
+            names = [("input", size, index), ("weights", size, index)]
+            first = clock.time(names[0], lambda i=index, w=weights, f=found: f.append(walk.backward_input(i, w)))  # type: ignore[misc]
+            second = clock.time(names[1], lambda w=weights, f=found: backward_weight(f.pop(), w))  # type: ignore[misc]
+            for name, spent in zip(names, (first, second), strict=True):
+                subject.readings.note(name, spent)
         subject.look()
         drop_gradients(self.stage)
 

@@ -184,6 +184,7 @@ def _in_chain(
             say(f"gradients with {size} samples", 0.9 + 0.05 * turn / LEAST_REPEATS)
             chain.accumulate(size)
         chain.arrivals(quick[-1])
+        chain.halves(quick[-1])
     counted = subject.state_bytes
     for index in subject.blocks:
         say(f"optimizer of {subject.captured.blocks[index].name}", 0.95 + 0.05 * index / len(subject.blocks))
@@ -221,17 +222,22 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
     readings, base, traced = subject.readings, prepared.base, prepared.trace
     updates, (workspace, update_adds) = _updates(subject, wholes), _update_workspace(subject)
     added = _accumulation(subject, base)
+    halves = [_halves(subject, index) for index in subject.blocks]
     blocks = []
     for index, block in enumerate(base.blocks):
         found = [subject.bytes[size, index] for size in sizes]
         run, issue = updates[index]
+        whole = [readings.run_s(("backward", size, index)) for size in sizes]
+        parts = halves[index]
         blocks.append(
             replace(
                 block,
+                backward_input_s=tuple(seconds * parts[0] for seconds in whole) if parts else (),
+                backward_weight_s=tuple(seconds * parts[1] for seconds in whole) if parts else (),
                 flops=traced.blocks[index].flops / traced.samples,
                 convolution_flops=traced.blocks[index].convolution_flops / traced.samples,
                 forward_s=tuple(readings.run_s(("forward", size, index)) for size in sizes),
-                backward_s=tuple(readings.run_s(("backward", size, index)) for size in sizes),
+                backward_s=tuple(whole),
                 forward_issue_s=tuple(readings.issue_s(("forward", size, index)) for size in sizes),
                 backward_issue_s=tuple(readings.issue_s(("backward", size, index)) for size in sizes),
                 accumulate_s=added[index],
@@ -308,6 +314,18 @@ def _update_workspace(subject: Subject) -> tuple[list[float], float]:
     most, total = max(found), sum(found)
     whole = subject.update_workspace.get(None, total)
     return found, min(max((whole - most) / (total - most), 0.0), 1.0) if total > most else 1.0
+
+
+def _halves(subject: Subject, index: int) -> tuple[float, float] | None:
+    """Seconds of a block's backward in two parts, as shares of the whole; they were timed at one size."""
+    readings = subject.readings
+    timed = [what for what in readings.taken if isinstance(what, tuple) and what[0] == "input" and what[2] == index]
+    if not timed:
+        return None
+    size = timed[0][1]
+    whole = readings.run_s(("backward", size, index))
+    first, second = (readings.run_s((part, size, index)) for part in ("input", "weights"))
+    return (first / whole, second / whole) if whole > 0 else (0.0, 0.0)
 
 
 def _accumulation(subject: Subject, base: Profile) -> list[float]:

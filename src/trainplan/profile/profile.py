@@ -174,7 +174,7 @@ class Profile:
     def _curves(self) -> dict[str, NDArray[np.float64]]:
         """For each quantity a table (size, block) of sums over the blocks before: ranges are differences."""
         tables = {}
-        for name in _CURVES:
+        for name in (*_CURVES, *(_HALVES if self.has_halves else ())):
             table = np.array([getattr(block, name) for block in self.blocks], dtype=np.float64).T
             tables[name] = np.concatenate([np.zeros((len(self.samples), 1)), table.cumsum(axis=1)], axis=1)
         return tables
@@ -185,9 +185,17 @@ class Profile:
         Linear between measured sizes, and beyond the last two by their slope (never falling); below the smallest
         size it shrinks only as far as a straight line through the two smallest says.
         """
+        if quantity not in self._curves:
+            why = f"it has no {quantity}: it was {self.kind} without the two parts of backward"
+            raise InputError("this profile", why, "trainplan profile, on the device itself")
         table = self._curves[quantity]
         values = table[:, last] - table[:, first]
         return interpolate(self.samples, values, samples)
+
+    @cached_property
+    def has_halves(self) -> bool:
+        """Whether the two parts of backward were measured apart."""
+        return all(block.backward_input_s and block.backward_weight_s for block in self.blocks)
 
     def update_s(self, first: int, last: int) -> float:
         return sum(block.update_s for block in self.blocks[first:last])
@@ -220,6 +228,8 @@ _CURVES = (
     "forward_workspace_bytes",
     "backward_workspace_bytes",
 )
+
+_HALVES = ("backward_input_s", "backward_weight_s")
 
 
 def interpolate(sizes: tuple[int, ...], values: NDArray[np.float64] | Floats, at: float) -> float:

@@ -11,12 +11,14 @@ count bytes), and blocks can be run alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainplan.profile.capture.captured import Captured
+from trainplan.profile.capture.halves import Halfway, backward_input
 from trainplan.profile.capture.stage import Stage
 from trainplan.workload.workload import Batch, Loss
 
@@ -68,6 +70,19 @@ class Walk:
     def backward(self, index: int) -> None:
         """Back through a block, from the gradients that the blocks after it have left."""
         graph = self.graphs.pop(index)
+        roots, seeds = self._roots(graph)
+        if roots:
+            torch.autograd.backward(roots, seeds)
+        self._hand_back(graph)
+
+    def backward_input(self, index: int, weights: Sequence[nn.Parameter]) -> Halfway:
+        """The first part of a backward pass in two."""
+        graph = self.graphs.pop(index)
+        halfway = backward_input(*self._roots(graph), graph.leaves.values(), weights)
+        self._hand_back(graph)
+        return halfway
+
+    def _roots(self, graph: Graph) -> tuple[list[Tensor], list[Tensor | None]]:
         roots: list[Tensor] = [] if graph.loss is None or not graph.loss.requires_grad else [graph.loss]
         seeds: list[Tensor | None] = [None] * len(roots)
         for name, tensor in graph.made.items():
@@ -75,8 +90,9 @@ class Walk:
             if gradient is not None and tensor.requires_grad:
                 roots.append(tensor)
                 seeds.append(gradient)
-        if roots:
-            torch.autograd.backward(roots, seeds)
+        return roots, seeds
+
+    def _hand_back(self, graph: Graph) -> None:
         for name, leaf in graph.leaves.items():
             if leaf.grad is not None:
                 self.gradients[name] = self.gradients[name] + leaf.grad if name in self.gradients else leaf.grad

@@ -10,6 +10,9 @@ from trainplan.solve.shape import ENOUGH, micro_counts
 
 ALL_COUNTS_UP_TO = 16  # devices; beyond them only powers of two of devices or nodes, and all
 
+# The orders of work that are searched; the others are predicted and run when they are asked for by name.
+ORDERS = ("naive", "gpipe", "1f1b")
+
 
 def device_counts(cluster: Cluster) -> list[int]:
     """How many devices a plan may use: all, or fewer, since more of them are not always faster.
@@ -36,7 +39,7 @@ def sketches(blocks: int, cluster: Cluster, batch: int) -> Iterator[Plan]:
             few, many = micro_counts(plan(dp=dp, pp=pp), batch)
             for micro in few + many:
                 # One stage has nothing to order, and one micro-batch has only one order.
-                schedules = ("naive",) if pp == 1 or micro == 1 else WORDS["schedule"]
+                schedules = ("naive",) if pp == 1 or micro == 1 else ORDERS
                 for schedule in schedules:
                     for recompute in WORDS["recompute"]:
                         yield plan(dp=dp, pp=pp, micro=micro, schedule=schedule, recompute=recompute, blocks=blocks)

@@ -56,6 +56,7 @@ class Found:
         self.micro = at % plan.micro
         samples = np.array(layout.sizes, dtype=np.int64)[np.array(layout.replicas)[self.replica], self.micro]
         self._sizes, self._size = np.unique(samples, return_inverse=True)
+        self._seen: dict[tuple[int, ...], Bools] = {}  # lines → whether each micro-batch takes one of them
         self._replica_number = {r: number for number, r in enumerate(layout.replicas)}
 
     # -- of micro-batches -------------------------------------------------------------------------------------------
@@ -98,16 +99,13 @@ class Found:
     def adds(self, stages: Sequence[int]) -> Bools:
         """Whether the backward pass of every place finds gradients that it adds to; the first of a step does where
         buckets keep them."""
-        found = np.ones((len(stages), self.places), dtype=bool)
-        gathering = self.gathering(stages)
-        for number, stage in enumerate(stages):
-            if self.layout.copies[stage] > 1 and not self.layout.gathers:
-                continue
-            for holding in self.layout.holdings:
-                if holding.stage == stage:
-                    first = self.own(gathering[number : number + 1], [holding], empty=NEVER).min(axis=2)
-                    found[number] &= ~np.isin(gathering[number], first)
-        return found
+        layout = self.layout
+        fresh = [h for h in layout.holdings if layout.copies[h.stage] == 1 or layout.gathers]
+        first = np.zeros(len(self.kind), dtype=bool)
+        if fresh:
+            passes = self.own(self.gathering([h.stage for h in fresh]), fresh, empty=NEVER)
+            first[passes.min(axis=2)] = True
+        return ~first[self.gathering(stages)]
 
     def by_size(self, of: Callable[[int, int], float], count: int) -> Ints:
         """of(thing, samples) for so many things and every place, worked out once for each size that occurs."""
@@ -124,7 +122,12 @@ class Found:
         table = table.reshape(len(holdings), len(layout.replicas), self.steps, layout.plan.micro)
         number = [self._replica_number[h.replica] for h in holdings]
         table = table[np.arange(len(holdings)), number]
-        mine = np.array([np.isin(layout.line_of, h.lines) for h in holdings])
+        if layout.plan.lines == 1 and empty == -1:
+            return table
+        for h in holdings:
+            if h.lines not in self._seen:
+                self._seen[h.lines] = np.isin(layout.line_of, h.lines)
+        mine = np.array([self._seen[h.lines] for h in holdings])
         return np.where(mine[:, None, :] & (table >= 0), table, empty)
 
     def once(self, kind: Kind, holdings: Sequence[Holding]) -> Ints:

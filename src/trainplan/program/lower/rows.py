@@ -131,7 +131,7 @@ def _variants(order: Order) -> Ints:
     variant = np.full(len(order), _FORWARD, dtype=np.int64)
     variant[kind == Kind.I] = _INPUT
     gathers = (kind == Kind.B) | (kind == Kind.W)
-    for one in np.unique(stage):
+    for one in [stage[0]] if (stage == stage[0]).all() else np.unique(stage):
         passes = np.flatnonzero(gathers & (stage == one))
         variant[passes] = _LATER
         variant[passes[0]], variant[passes[-1]] = _FIRST, _LAST

@@ -16,7 +16,6 @@ from trainplan.program.schedules.one_forward_one_backward import (
     one_forward_one_backward,
 )
 from trainplan.program.schedules.order import Order, Size
-from trainplan.program.schedules.terapipe import terapipe
 from trainplan.program.schedules.zb_v import zb_v
 from trainplan.program.schedules.zero_bubble import zb_h1, zb_h2
 
@@ -33,5 +32,4 @@ SCHEDULES: dict[str, Callable[[Size], list[Order]]] = {
     "gems": gems,
     "chimera": chimera,
     "chimera-doubled": chimera_doubled,
-    "terapipe": terapipe,
 }

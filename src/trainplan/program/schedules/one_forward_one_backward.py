@@ -12,8 +12,8 @@ the steady state takes 2c(p − 1) / p longer for every micro-batch. DAPPLE's po
 forwards before its first backward instead of p − r, holds nearly twice as much, and waits for no message while
 c ≤ (F + B) / 2.
 
-Stages may have different numbers of ranks (`dp=2,1,1`): micro-batch t is for rank t mod r of a stage with r. Such a rank
-starts as many forwards early as rounds of its stage fit before the first gradient can be back (PipeDream's rule).
+Stages may have different numbers of ranks (`dp=2,1,1`): micro-batch t is for rank t mod r of a stage with r. Such a
+rank starts as many forwards early as rounds of its stage fit before the first gradient can be back (PipeDream's rule).
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def _spread(size: Size, stage: int) -> list[Order]:
     for turn in range(own):
         micro = np.arange(turn, size.micro_batches, own)
         forward, backward = steady(len(micro), min(len(micro), after // own))
-        parts = [(rows(kind, stage, micro, micro % ways), slot) for kind, slot in ((Kind.F, forward), (Kind.B, backward))]
+        parts = [
+            (rows(kind, stage, micro, micro % ways), slot) for kind, slot in ((Kind.F, forward), (Kind.B, backward))
+        ]
         orders.append(by_slot(*parts))
     return orders
 
