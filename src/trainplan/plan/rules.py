@@ -62,15 +62,24 @@ def _schedule(plan: Plan, asked: str) -> None:
             raise PlanError(asked, f"different numbers of ranks a stage are for 1f1b, not {schedule}", "schedule=1f1b")
         if len(plan.spread) != pp:
             raise PlanError(asked, f"{len(plan.spread)} numbers of ranks for {pp} stages", f"pp={len(plan.spread)}")
-        if plan.micro < max(plan.spread):
-            why = f"{plan.micro} micro-batch(es) for a stage of {max(plan.spread)} ranks leaves some without work"
-            raise PlanError(asked, why, f"micro={max(plan.spread)}")
-    least = {"gems": 2, "chimera": pp // 2 + 1, "chimera-doubled": pp + 1}.get(schedule, 1)
-    if plan.pairs > 1:
-        least = pp - pp // (2 * plan.pairs) + 1
+    least = least_micro(plan)
     if plan.micro < least:
-        why = f"with {plan.micro} micro-batch(es) no work is left for one of the directions"
+        why = f"with {plan.micro} micro-batch(es) some copy of a stage has no work"
         raise PlanError(asked, why, f"micro={least}")
+
+
+def least_micro(plan: Plan) -> int:
+    """The fewest micro-batches with which every copy of a stage has work.
+
+    >>> from trainplan.plan.plan import plan
+    >>> least_micro(plan(pp=4, schedule="chimera")), least_micro(plan(pp=2, spread=(3, 1))), least_micro(plan(pp=4))
+    (3, 3, 1)
+    """
+    if plan.spread:
+        return max(plan.spread)
+    if plan.pairs > 1:
+        return plan.pp - plan.pp // (2 * plan.pairs) + 1
+    return {"gems": 2, "chimera": plan.pp // 2 + 1, "chimera-doubled": plan.pp + 1}.get(plan.schedule, 1)
 
 
 def _stages(plan: Plan, asked: str) -> None:

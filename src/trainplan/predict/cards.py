@@ -22,13 +22,13 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
     """The flows of a program; None where nothing shares a card with anything."""
     if not shares_cards(cluster):
         return None
-    stage = {plan.rank(0, s): s for s in range(plan.pp)}
+    stage = {plan.rank(0, s): s for s in range(plan.depth)}
 
     def talks(c: CostClass) -> list[Talk]:
         """Of a class that stands for all replicas: those of all of them, the first one first."""
         replicas = range(program.replicas)
         if c.kind is Kind.NORM:  # over the stages of one replica
-            pipelines = [tuple(sorted(plan.rank(r, s) for s in range(plan.pp))) for r in replicas]
+            pipelines = [tuple(sorted({plan.rank(r, s) for s in range(plan.depth)})) for r in replicas]
             return [all_reduce(cluster, ranks, c.bytes) for ranks in (pipelines if len(replicas) > 1 else [c.members])]
         if SPECS[c.kind].collective:
             return [all_reduce(cluster, c.members, c.bytes)]

@@ -99,7 +99,8 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     unhindered = step_seconds(play(program, free, np.where(talk, 0.0, issue), None, wiring))
     found = peaks(played)
     if fold:  # to the user a rank is one of the cluster, also where only the first replica was played
-        found = [replace(peak, rank=plan.rank(0, peak.rank)) for peak in found]
+        ranks = sorted({plan.rank(0, stage) for stage in range(plan.depth)})
+        found = [replace(peak, rank=ranks[peak.rank]) for peak in found]
     place = [cluster.device(peak.rank) for peak in found]
     limits = [int(device.memory_bytes * (1 - MEMORY_MARGIN)) for device in place]
     used = [peak.bytes + device.context_bytes for peak, device in zip(found, place, strict=True)]
@@ -137,7 +138,7 @@ def replicas_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
     Equal machines are not enough: of two pipelines over three stages on two nodes one may cross from node to node
     early, and the other late.
     """
-    if not cluster.uniform:
+    if not cluster.uniform or plan.lines > 1:
         return False
     paired = any(node.pairs for node in cluster.nodes)  # then it matters which devices of a node they are
 

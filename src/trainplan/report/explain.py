@@ -21,7 +21,16 @@ from trainplan.units import count, gb_per_s, gib, percent, seconds
 _ORDERS = {
     "naive": "one micro-batch after the other goes forward and back through all stages, which take turns",
     "gpipe": "all micro-batches go forward through the stages, then all go back, the last one first",
+    "looped": "all micro-batches go forward through a round of stages, then the next, and back in the opposite order",
     "1f1b": "a few micro-batches go forward, then every stage does one backward after each forward",
+    "1f1b-early": "as 1f1b, but about twice as many go forward first, so that no stage waits for a message",
+    "interleaved": "as 1f1b, but every rank has several stages, and a micro-batch passes it several times",
+    "zb-h1": "as 1f1b, but the gradients of the weights wait until there is nothing better to do",
+    "zb-h2": "as zb-h1, and more micro-batches go forward first, which fills the start too",
+    "zb-v": "every rank has one stage on the way down and one on the way up; gradients of the weights fill the gaps",
+    "gems": "one micro-batch goes down the ranks and the next one up, each through its own copy of the stages",
+    "chimera": "half of the micro-batches go down the ranks and half go up, each through its own copy of the stages",
+    "chimera-doubled": "as chimera, with two forwards for every backward",
 }
 
 
@@ -71,7 +80,7 @@ def explain(prediction: Prediction, profile: Profile, cluster: Cluster) -> Expla
     return Explanation(
         plan=plan_text(plan),
         headline=_headline(layout, cluster),
-        stages=tuple(_stage(prediction, layout, cluster, stage) for stage in range(plan.pp)),
+        stages=tuple(_stage(prediction, layout, cluster, stage) for stage in range(plan.depth)),
         moves=tuple(_moves(layout, cluster)),
         time=tuple(_time(prediction, profile, cluster)),
     )
@@ -85,7 +94,9 @@ def _headline(layout: Layout, cluster: Cluster) -> str:
     elif plan.pp == 1:
         words = f"{plan.dp} replicas of the whole model, each takes {own} of {layout.batch} {layout.profile.sample}s"
     else:
-        chain = f"a pipeline of {plan.pp} stages"
+        chain = f"a pipeline of {plan.depth} stages"
+        if plan.world != plan.depth * plan.dp:
+            chain += f" on {plan.world // plan.dp} ranks"
         words = chain if plan.dp == 1 else f"{plan.dp} replicas of {chain}, each takes {own} of {layout.batch} samples"
     if plan.micro > 1:
         words += f", in {plan.micro} micro-batches of {sizes[0][0]}"
@@ -104,7 +115,7 @@ def _stage(prediction: Prediction, layout: Layout, cluster: Cluster, stage: int)
     samples = layout.sizes[0][0]
     ranks = plan.replicas_of(stage)
     whole = len(prediction.peaks) == plan.world  # or one replica stands for all
-    own = [prediction.peaks[rank] for rank in ranks] if whole else [prediction.peaks[stage]]
+    own = [prediction.peaks[rank] for rank in ranks] if whole else [prediction.peaks[_place(plan, stage)]]
     peak = max(own, key=lambda p: p.bytes)
     device = cluster.device(ranks[0])
     forward = profile.total("forward_s", first, last, samples)
@@ -122,10 +133,18 @@ def _stage(prediction: Prediction, layout: Layout, cluster: Cluster, stage: int)
     )  # fmt: skip
 
 
+def _place(plan: Plan, stage: int) -> int:
+    """Which rank of a replica holds a stage first."""
+    ranks = sorted({rank for line in plan.placement[: plan.lines] for (rank,) in line})
+    return ranks.index(plan.rank(0, stage))
+
+
 def _moves(layout: Layout, cluster: Cluster) -> list[str]:
     plan, profile = layout.plan, layout.profile
     lines = []
     for edge in layout.edges:
+        if not layout.is_message(edge, 0):
+            continue
         there = message_bytes(profile, edge.crossings, layout.sizes[0][0])
         back = message_bytes(profile, edge.gradients, layout.sizes[0][0])
         link = cluster.link(plan.rank(0, edge.source), plan.rank(0, edge.target))
@@ -138,7 +157,7 @@ def _moves(layout: Layout, cluster: Cluster) -> list[str]:
         if buckets:
             lines.append(_exchange(plan, stage, [bucket.bytes for bucket in buckets]))
     for tie in layout.ties:
-        ranks = sorted(plan.rank(r, s) for r in range(plan.dp) for s in tie.stages)
+        ranks = sorted({rank for stage in tie.stages for rank in plan.replicas_of(stage)})
         lines.append(
             f"tied weights {', '.join(tie.names)}: {gib(tie.bytes)} of gradients summed over {_ranks(ranks)} "
             "after the last backward"

@@ -99,11 +99,11 @@ def _traffic(p: Prediction, profile: Profile, cluster: Cluster) -> str:
     plan, words = p.plan, []
     if plan.dp > 1:
         size = sum(parameter.bytes for parameter in profile.parameters if parameter.trainable)
-        rings = [plan.replicas_of(stage) for stage in range(plan.pp)]
+        rings = [plan.replicas_of(stage) for stage in range(plan.depth)]
         link = _slowest(cluster, [pair for ring in rings for pair in zip(ring, (*ring[1:], ring[0]), strict=True)])
         words.append(f"{gib(size)} of gradients over {link.name} {gb_per_s(link.rate)}")
     if plan.pp > 1:
-        link = _slowest(cluster, [(plan.rank(0, stage), plan.rank(0, stage + 1)) for stage in range(plan.pp - 1)])
+        link = _slowest(cluster, [(plan.rank(0, stage), plan.rank(0, stage + 1)) for stage in range(plan.depth - 1)])
         words.append(f"activations between stages over {link.name} {gb_per_s(link.rate)}")
     return " and ".join(words) or "none"
 

@@ -12,6 +12,7 @@ that it is judged by.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -22,7 +23,9 @@ from trainplan.predict.predict import Prediction, predict
 from trainplan.profile.profile import Profile
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.bottleneck import bottleneck
+from trainplan.solve.partition.instance import instance, on
 from trainplan.solve.partition.ranges import Tables, in_flight
+from trainplan.solve.partition.uneven import elasticpipe
 from trainplan.solve.shape import micro_counts, shape
 from trainplan.units import MIB
 
@@ -76,7 +79,7 @@ def refine(found: Prediction, left: Collection[str], cluster: Cluster, batch: in
     """The best of a plan and those with other cuts and buckets, where these were left open."""
     if "stages" in left and found.plan.pp > 1:
         found = _recut(found, cluster, batch, tables)
-    if "bucket" in left and found.plan.dp > 1:
+    if "bucket" in left and found.plan.world > found.plan.pp:
         sizes = [size for size in bucket_sizes(found.plan, tables.profile) if size != found.plan.bucket]
         trials = [_predict(replace(found.plan, bucket=size), cluster, batch, tables) for size in sizes]
         found = best([found, *trials])
@@ -112,16 +115,23 @@ def cuts(plan: Plan, batch: int, tables: Tables, limit: float, slack: float = 0.
     """The bottleneck partition within a limit of bytes; where there is none, the one that needs the least memory."""
     local = max(rules.split(batch, plan.dp))
     ranges = tables.at(max(rules.split(local, plan.micro)), plan.recompute)
-    held = in_flight(plan.schedule, plan.pp, plan.micro)
+    stages = plan.pp * plan.chunks
+    if plan.spread:  # stages with more ranks take more
+        speeds = tuple(float(count) for count in plan.spread)
+        return elasticpipe(on(instance(ranges.seconds.tolist()), speeds=speeds)).cuts
+    held = in_flight(plan.schedule, stages, plan.micro)
     batch_bytes = tables.profile.input_bytes_per_sample * local
+    shared = max(Counter(rank for line in plan.placement[: plan.lines] for (rank,) in line).values())
 
     def within(limit: float) -> tuple[int, ...] | None:
-        return bottleneck(ranges.seconds, plan.pp, ranges.traffic, ranges.allowed(held, limit, batch_bytes), slack)
+        # A rank with several stages has a share of the limit for each.
+        allowed = ranges.allowed(held, limit / shared, batch_bytes)
+        return bottleneck(ranges.seconds, stages, ranges.traffic, allowed, slack)
 
     found = within(limit)
     if found is not None:
         return found
-    low, high = 0.0, float(ranges.fixed.max() + max(held) * ranges.each.max() + batch_bytes)
+    low, high = 0.0, shared * float(ranges.fixed.max() + max(held) * ranges.each.max() + batch_bytes)
     found = within(high) or ()
     while high - low > 0.01 * high:
         middle = (low + high) / 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from trainplan.errors import PlanError
 from trainplan.plan.plan import Plan, Request, plan
+from trainplan.plan.rules import CHUNKED, least_micro
 from trainplan.plan.text import text
 
 USUAL_BUCKET = 25 * 2**20  # torch's
@@ -24,16 +25,21 @@ def shape(request: Request, blocks: int, world: int, batch: int) -> Plan:
     >>> found.dp, found.pp, found.recompute, found.stages
     (1, 4, 'none', ())
     """
-    pp = request.pp if request.pp is not None else (len(request.stages) + 1 if request.stages else None)
-    dp = request.dp
+    chunks = request.chunks or (2 if request.schedule in CHUNKED else 1)
+    pp, dp, spread = request.pp, request.dp, request.spread or ()
+    if pp is None and spread:
+        pp = len(spread)
+    if pp is None and request.stages:
+        pp = -(-(len(request.stages) + 1) // chunks)
     if dp is None:
         exchanges = request.exchange is not None or request.bucket is not None
         dp = max(1, min(world // (pp or 1), batch)) if exchanges else 1
     if pp is None:
-        pp = max(1, min(world // dp, blocks)) if request.schedule is not None else 1
-    _refuse(request, dp, pp, blocks, world, batch)
+        pp = max(1, min(world // dp, blocks // chunks)) if request.schedule is not None else 1
+    _refuse(request, dp, pp, chunks, blocks, world, batch)
     return plan(
         dp=dp, pp=pp, micro=request.micro or 1, schedule=request.schedule or ("1f1b" if pp > 1 else "naive"),
+        chunks=chunks, pairs=request.pairs or 1, spread=spread,
         stages=request.stages or (), recompute=request.recompute or "none",
         exchange=request.exchange or "all-reduce", bucket=request.bucket or USUAL_BUCKET,
         updates=request.updates or "sync", precision=request.precision or "fp32", overlap=request.overlap or "on",
@@ -54,7 +60,8 @@ def micro_counts(sketch: Plan, batch: int) -> tuple[list[int], list[int]]:
     found = {2**k for k in range(most.bit_length())} | {most}
     if sketch.pp > 1:
         found |= {sketch.pp * 2**k for k in range(5)}
-    counts = sorted(count for count in found if _least(sketch.key) <= count <= most)
+    fewest = max(_least(sketch.key), least_micro(sketch))
+    counts = sorted(count for count in found | {fewest} if fewest <= count <= most)
     few = [count for count in counts if count <= ENOUGH * sketch.pp]
     return (few, counts[len(few) :]) if few else (counts, [])
 
@@ -63,15 +70,17 @@ def _least(key: str) -> int:
     return 2 if key == "accumulate" else 1
 
 
-def _refuse(request: Request, dp: int, pp: int, blocks: int, world: int, batch: int) -> None:
+def _refuse(request: Request, dp: int, pp: int, chunks: int, blocks: int, world: int, batch: int) -> None:
     asked = f"plan {text(request)!r}"
     if batch < 1:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
-    if pp > blocks:
-        raise PlanError(asked, f"{pp} stages, but the model has only {blocks} blocks", f"pp={blocks}")
-    if dp * pp > world:
+    if pp * chunks > blocks:
+        fewer = f"pp={max(1, blocks // chunks)}"
+        raise PlanError(asked, f"{pp * chunks} stages, but the model has only {blocks} blocks", fewer)
+    own = sum(request.spread) if request.spread else pp
+    if dp * own > world:
         fewer = f"dp={max(1, world // pp)} pp={pp}" if pp <= world else f"pp={world}"
-        raise PlanError(asked, f"it needs {dp} × {pp} = {dp * pp} devices, and there are {world}", fewer)
+        raise PlanError(asked, f"it needs {dp} × {own} = {dp * own} devices, and there are {world}", fewer)
     if batch < dp:
         raise PlanError(asked, f"a batch of {batch} samples cannot be split over {dp} replicas", f"dp={batch}")
     micro = max(request.micro or 1, _least(request.key))

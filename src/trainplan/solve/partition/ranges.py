@@ -63,9 +63,14 @@ def in_flight(schedule: str, stages: int, micro: int) -> tuple[int, ...]:
     >>> in_flight("1f1b", 4, 8), in_flight("gpipe", 2, 8), in_flight("naive", 2, 8)
     ((4, 3, 2, 1), (8, 8), (1, 1))
     """
-    if schedule == "1f1b":
+    if schedule in ("1f1b", "zb-h1"):
         return tuple(min(micro, stages - stage) for stage in range(stages))
-    return (micro if schedule == "gpipe" else 1,) * stages
+    if schedule in ("1f1b-early", "zb-h2"):
+        return tuple(min(micro, 2 * (stages - stage) - 1) for stage in range(stages))
+    if schedule in ("naive", "gems"):
+        return (1,) * stages
+    # Chunks and directions: at most as many as 1F1B on the same stages, but for gpipe, which keeps everything.
+    return (micro if schedule in ("gpipe", "looped") else min(micro, stages),) * stages
 
 
 def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) -> Ranges:
