@@ -110,6 +110,11 @@ class Plan:
         """The rank that runs a stage of a line of a replica."""
         return self.placement[replica * self.lines + line][stage][0]
 
+    def ranks(self, replica: int) -> tuple[int, ...]:
+        """The ranks of a replica, in the order of the first stage that each holds."""
+        own = self.placement[replica * self.lines : (replica + 1) * self.lines]
+        return tuple(dict.fromkeys(stage[0] for line in own for stage in line))
+
     def replicas_of(self, stage: int) -> tuple[int, ...]:
         """The ranks that hold a copy of a stage."""
         return tuple(dict.fromkeys(pipeline[stage][0] for pipeline in self.placement))

@@ -69,9 +69,7 @@ def _backward_input(c: CostClass, s: Setting) -> tuple[float, float]:
 def _backward_weight(c: CostClass, s: Setting) -> tuple[float, float]:
     if not _comes_in(c, s):  # all of it
         return _backward(c, s)
-    run = s.profile.total("backward_weight_s", c.first, c.last, c.samples)
-    if c.accumulate:
-        run += sum(block.accumulate_s for block in s.profile.blocks[c.first : c.last])
+    run = s.profile.total("backward_weight_s", c.first, c.last, c.samples) + c.accumulate * _accumulation(c, s)
     return run * s.contention, s.cluster.dispatch_s
 
 

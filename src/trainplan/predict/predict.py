@@ -99,8 +99,7 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     unhindered = step_seconds(play(program, free, np.where(talk, 0.0, issue), None, wiring))
     found = peaks(played)
     if fold:  # to the user a rank is one of the cluster, also where only the first replica was played
-        ranks = sorted({plan.rank(0, stage) for stage in range(plan.depth)})
-        found = [replace(peak, rank=ranks[peak.rank]) for peak in found]
+        found = [replace(peak, rank=plan.ranks(0)[peak.rank]) for peak in found]
     place = [cluster.device(peak.rank) for peak in found]
     limits = [int(device.memory_bytes * (1 - MEMORY_MARGIN)) for device in place]
     used = [peak.bytes + device.context_bytes for peak, device in zip(found, place, strict=True)]

@@ -115,7 +115,8 @@ def _stage(prediction: Prediction, layout: Layout, cluster: Cluster, stage: int)
     samples = layout.sizes[0][0]
     ranks = plan.replicas_of(stage)
     whole = len(prediction.peaks) == plan.world  # or one replica stands for all
-    own = [prediction.peaks[rank] for rank in ranks] if whole else [prediction.peaks[_place(plan, stage)]]
+    first = plan.ranks(0).index(ranks[0])
+    own = [prediction.peaks[rank] for rank in ranks] if whole else [prediction.peaks[first]]
     peak = max(own, key=lambda p: p.bytes)
     device = cluster.device(ranks[0])
     forward = profile.total("forward_s", first, last, samples)
@@ -131,12 +132,6 @@ def _stage(prediction: Prediction, layout: Layout, cluster: Cluster, stage: int)
         breakdown={**peak.breakdown, "device": device.context_bytes},
         limit_bytes=prediction.limit_bytes,
     )  # fmt: skip
-
-
-def _place(plan: Plan, stage: int) -> int:
-    """Which rank of a replica holds a stage first."""
-    ranks = sorted({rank for line in plan.placement[: plan.lines] for (rank,) in line})
-    return ranks.index(plan.rank(0, stage))
 
 
 def _moves(layout: Layout, cluster: Cluster) -> list[str]:

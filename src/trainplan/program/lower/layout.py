@@ -199,8 +199,7 @@ class Layout:
     @cached_property
     def _places(self) -> dict[int, int]:
         """Of the ranks of the first replica: which of them it is."""
-        first = self.plan.placement[: self.plan.lines]
-        return {rank: place for place, rank in enumerate(sorted({stage[0] for line in first for stage in line}))}
+        return {rank: place for place, rank in enumerate(self.plan.ranks(0))}
 
     def stage_group(self, stages: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ranks that hold any of these stages: in the program, and in the cluster."""
