@@ -115,8 +115,8 @@ def _stage(prediction: Prediction, layout: Layout, cluster: Cluster, stage: int)
     samples = layout.sizes[0][0]
     ranks = plan.replicas_of(stage)
     whole = len(prediction.peaks) == plan.world  # or one replica stands for all
-    first = plan.ranks(0).index(ranks[0])
-    own = [prediction.peaks[rank] for rank in ranks] if whole else [prediction.peaks[first]]
+    place = plan.ranks(0).index(ranks[0])
+    own = [prediction.peaks[rank] for rank in ranks] if whole else [prediction.peaks[place]]
     peak = max(own, key=lambda p: p.bytes)
     device = cluster.device(ranks[0])
     forward = profile.total("forward_s", first, last, samples)
