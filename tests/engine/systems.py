@@ -109,7 +109,7 @@ def _orders() -> list[Case]:
     chunked = {"pp": 2, "chunks": 2, "stages": (1, 2, 3)}
     shared = {"bucket": 200}  # where stages have several copies
     orders = [
-        ("gpipe", "looped", {**chunked, "micro": 3}),
+        ("looped-bfs", "looped", {**chunked, "micro": 3}),
         ("dapple", "1f1b-early", {**three, "micro": 5}),
         ("dapple", "1f1b", {**two, **shared, "micro": 4, "spread": (2, 1)}),
         ("dapple", "1f1b", {**two, **shared, "micro": 4, "spread": (1, 3)}),

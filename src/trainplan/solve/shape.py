@@ -36,6 +36,8 @@ def shape(request: Request, blocks: int, world: int, batch: int) -> Plan:
         dp = max(1, min(world // (pp or 1), batch)) if exchanges else 1
     if pp is None:
         pp = max(1, min(world // dp, blocks // chunks)) if request.schedule is not None else 1
+        if (request.schedule or "").startswith("chimera") and pp > 1:
+            pp -= pp % 2  # two directions meet in the middle
     _refuse(request, dp, pp, chunks, blocks, world, batch)
     return plan(
         dp=dp, pp=pp, micro=request.micro or 1, schedule=request.schedule or ("1f1b" if pp > 1 else "naive"),
