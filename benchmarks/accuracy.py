@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from trainplan import files
-from trainplan.bench.accuracy import Row, compare, suite
+from trainplan.bench.accuracy import Row, compare, orders, suite
 from trainplan.cluster.probe.probe import probe
 from trainplan.cluster.yaml_write import save_yaml
 from trainplan.profile import machine
@@ -33,6 +33,7 @@ WORKLOADS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
+    parser.add_argument("--orders", type=int, nargs="*", default=[], help="ranks for every order of work, instead")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
@@ -42,7 +43,8 @@ def main() -> None:
     options = parser.parse_args()
     started = time.monotonic()
     torch.set_num_threads(1)
-    cluster = probe(max(options.ranks), refresh=True, progress=lambda *_: None)
+    lines = [line for ranks in options.orders for line in orders(ranks)] or suite(options.ranks)
+    cluster = probe(max(options.orders or options.ranks), refresh=True, progress=lambda *_: None)
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
         save_yaml(cluster, options.keep / "cluster.yaml")
@@ -53,10 +55,10 @@ def main() -> None:
     for name in options.workloads:
         batch = WORKLOADS[name]
         profile: Profile | None = None
-        for line in suite(options.ranks):
+        for line in lines:
             if options.until and time.monotonic() - started > options.until:
                 return
-            if any(row.workload == name and row_line(row) == line for row in rows):
+            if any(row.workload == name and row.asked == line for row in rows):
                 continue
             if profile is None:
                 sizes = sorted({max(1, batch // k) for k in (1, 2, 4, 8, 16)})
@@ -78,16 +80,6 @@ def main() -> None:
                 "rows": files.to_json(rows),
             }
             files.write(options.out, "accuracy", about)
-
-
-def row_line(row: Row) -> str:
-    """The line of the suite that a row was made from."""
-    words = dict(word.split("=", 1) for word in row.plan.split() if "=" in word)
-    if row.kind == "single":
-        return "dp=1 pp=1 micro=1"
-    if row.kind == "dp":
-        return f"dp={row.ranks} pp=1 micro=1"
-    return f"pp={row.ranks} dp=1 schedule={words.get('schedule', 'naive')} micro={words.get('micro', '1')}"
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class Row:
     noise_floor: float
     steps: int
     by_kind: dict[str, tuple[float, float]]  # kind of operation → predicted and measured seconds a step, mean rank
+    asked: str = ""  # the request that the plan was made from
 
 
 @cache
@@ -104,7 +105,7 @@ def compare(name: str, plan_line: str, profile: Profile, cluster: Cluster, batch
         workload=name, plan=text(plan), kind=plan_kind(plan), ranks=plan.world, batch=batch,
         predicted_s=predicted.step_s, measured_s=median, error=expected / statistics.median(ratios) - 1,
         raw_error=predicted.step_s / median - 1, noise_floor=abs(halves[0] / halves[1] - 1), steps=steps,
-        by_kind={row.name: (row.predicted_s, row.measured_s) for row in joined.kinds},
+        by_kind={row.name: (row.predicted_s, row.measured_s) for row in joined.kinds}, asked=plan_line,
     )  # fmt: skip
 
 
@@ -119,3 +120,14 @@ def suite(ranks: Sequence[int], micro: int = 4) -> list[str]:
             f"pp={count} dp=1 schedule=1f1b micro={micro}",
         ]
     return lines
+
+
+def orders(ranks: int, micro: int = 8) -> list[str]:
+    """Every order of work on so many ranks (an even number)."""
+    words = [
+        "schedule=naive", "schedule=gpipe", "schedule=looped chunks=2", "schedule=1f1b", "schedule=1f1b-early",
+        "schedule=interleaved chunks=2", "schedule=zb-h1", "schedule=zb-h2", "schedule=zb-v chunks=2", "schedule=gems",
+        "schedule=chimera", "schedule=chimera-doubled",
+    ]  # fmt: skip
+    lines = [f"pp={ranks} dp=1 {word} micro={micro}" for word in words]
+    return [*lines, f"dp=2,{','.join(['1'] * (ranks - 2))} pp={ranks - 1} schedule=1f1b micro={micro}"]
