@@ -2,8 +2,9 @@
 
     shape    replicas, stages, order of work            by rule (shape.py)
     micro    micro-batches                              by simulating a few
-    stages   where to cut                               exact bottleneck partition within the memory limit; cuts with
-                                                        less traffic are simulated beside it
+    stages   where to cut                               exact bottleneck partition within the memory limit, and from
+                                                        there by simulating others: all of them where they are few,
+                                                        else one cut moved by one block as long as that is faster
     bucket   gradients that travel together             by simulating a few sizes
 
 What the simulator decides here is what it predicts afterwards, so a plan is never chosen by another model than the one
@@ -12,15 +13,20 @@ that it is judged by.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan import rules
 from trainplan.plan.plan import Plan, Request, open_fields
 from trainplan.predict.predict import Prediction, predict
 from trainplan.profile.profile import Profile
+from trainplan.program.lower.backend import backend
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.bottleneck import bottleneck
 from trainplan.solve.partition.instance import instance, on
@@ -32,6 +38,8 @@ from trainplan.units import MIB
 BUCKETS = (1 * MIB, 4 * MIB, 8 * MIB, 25 * MIB, 64 * MIB)
 SLACKS = (0.05, 0.25)  # how much slower the slowest stage may be for the sake of less traffic
 _NOTHING = 1e-3  # a gain that no prediction is good enough to promise
+FEW_CUTS = 64  # ways to cut that are all looked at; where there are more, only those one move away
+MOST_SIMULATED = 24  # cuts of one plan
 _REPAIRS = 4  # times that the limit is tightened when the estimate of a stage's bytes was too low
 
 
@@ -71,7 +79,7 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
 def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
     """A first plan from a sketch: cut into balanced stages that fit, where it is not cut yet."""
     if sketch.pp > 1 and not sketch.stages:
-        sketch = replace(sketch, stages=cuts(sketch, batch, tables, usable(cluster)))
+        sketch = replace(sketch, stages=cuts(sketch, cluster, batch, tables, usable(cluster)))
     return _predict(sketch, cluster, batch, tables)
 
 
@@ -88,7 +96,7 @@ def refine(found: Prediction, left: Collection[str], cluster: Cluster, batch: in
 
 def _recut(found: Prediction, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
     def trial(limit: float, slack: float = 0.0) -> tuple[int, ...]:
-        return cuts(found.plan, batch, tables, limit, slack)
+        return cuts(found.plan, cluster, batch, tables, limit, slack)
 
     limit = usable(cluster)
     for _ in range(_REPAIRS):
@@ -97,7 +105,66 @@ def _recut(found: Prediction, cluster: Cluster, batch: int, tables: Tables) -> P
         limit -= found.peak_bytes - found.limit_bytes
         found = best([found, _predict(replace(found.plan, stages=trial(limit)), cluster, batch, tables)])
     others = {trial(limit, slack) for slack in SLACKS} - {found.plan.stages}
-    return best([found, *(_predict(replace(found.plan, stages=c), cluster, batch, tables) for c in sorted(others))])
+    found = best([found, *(_predict(replace(found.plan, stages=c), cluster, batch, tables) for c in sorted(others))])
+    return _moved(found, others | {found.plan.stages}, cluster, batch, tables) if found.fits else found
+
+
+def _moved(found: Prediction, known: set[tuple[int, ...]], cluster: Cluster, batch: int, tables: Tables) -> Prediction:
+    """The best by the clock of the cuts around those that were found, or of all where they are few.
+
+    Cuts whose busiest stage alone takes longer than the best step so far need no simulation: most of them.
+    """
+    plan, simulated = found.plan, 0
+    bound = _bound(plan, cluster, batch, tables)
+    stages = plan.pp * plan.chunks
+    few = math.comb(plan.blocks - 1, stages - 1) <= FEW_CUTS
+    while True:
+        around = itertools.combinations(range(1, plan.blocks), stages - 1) if few else _one_move(found.plan)
+        before = found
+        for least, trial in sorted((bound(trial), trial) for trial in set(around) - known):
+            if simulated == MOST_SIMULATED or least >= found.step_s * (1 - _NOTHING):
+                break
+            simulated += 1
+            known.add(trial)
+            found = best([found, _predict(replace(plan, stages=trial), cluster, batch, tables)])
+            if found is not before and not few:
+                break  # go on from there
+        if few or found is before:
+            return found
+
+
+def _one_move(plan: Plan) -> Iterator[tuple[int, ...]]:
+    """The cuts that differ from a plan's by one block at one place."""
+    edges = (0, *plan.stages, plan.blocks)
+    for place in range(1, len(edges) - 1):
+        for cut in (edges[place] - 1, edges[place] + 1):
+            if edges[place - 1] < cut < edges[place + 1]:
+                yield (*plan.stages[: place - 1], cut, *plan.stages[place:])
+
+
+def _bound(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Callable[[tuple[int, ...]], float]:
+    """Seconds that a step takes at least with given cuts: the work of each rank, and what it has to wait for.
+
+    A stage starts after a micro-batch has come through those ahead of it, and these end after it: so a step takes as
+    long as one micro-batch in the stages ahead and all of them here. The host issues without waiting for either.
+    """
+    if plan.spread or plan.lines > 1 or plan.chunks > 1:  # ranks share a stage, or stages a rank
+        return lambda trial: 0.0
+    size = rules.split(batch, plan.dp)[0] // plan.micro
+    own, plain = tables.at(size, plan.recompute), tables.at(size)  # a stage may recompute while it waits
+    joint = backend(cluster.backend).host_computes
+    run, through = (ranges.pace(True) if joint else ranges.seconds for ranges in (own, plain))
+
+    def bound(trial: tuple[int, ...]) -> float:
+        here, host, once = (np.add.reduceat(seconds, [0, *trial]) for seconds in (run, own.issue, through))
+        busiest = plan.micro * max(here.max(), host.max())
+        if plan.schedule == "naive":
+            return float(max(plan.micro * once.sum(), busiest))
+        if plan.schedule in ("gpipe", "1f1b"):
+            return float(max((np.cumsum(once) - once + plan.micro * here).max(), busiest))
+        return float(busiest)
+
+    return bound
 
 
 def _predict(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
@@ -111,14 +178,15 @@ def bucket_sizes(plan: Plan, profile: Profile) -> list[int]:
     return [*(size for size in BUCKETS if size < whole), whole]
 
 
-def cuts(plan: Plan, batch: int, tables: Tables, limit: float, slack: float = 0.0) -> tuple[int, ...]:
+def cuts(plan: Plan, cluster: Cluster, batch: int, tables: Tables, limit: float, slack: float = 0.0) -> tuple[int, ...]:
     """The bottleneck partition within a limit of bytes; where there is none, the one that needs the least memory."""
     local = max(rules.split(batch, plan.dp))
     ranges = tables.at(max(rules.split(local, plan.micro)), plan.recompute)
+    pace = ranges.pace(backend(cluster.backend).host_computes)
     stages = plan.pp * plan.chunks
     if plan.spread:  # stages with more ranks take more
         speeds = tuple(float(count) for count in plan.spread)
-        return elasticpipe(on(instance(ranges.seconds.tolist()), speeds=speeds)).cuts
+        return elasticpipe(on(instance(pace.tolist()), speeds=speeds)).cuts
     held = in_flight(plan.schedule, stages, plan.micro)
     batch_bytes = tables.profile.input_bytes_per_sample * local
     shared = max(Counter(rank for line in plan.placement[: plan.lines] for (rank,) in line).values())
@@ -126,7 +194,7 @@ def cuts(plan: Plan, batch: int, tables: Tables, limit: float, slack: float = 0.
     def within(limit: float) -> tuple[int, ...] | None:
         # A rank with several stages has a share of the limit for each.
         allowed = ranges.allowed(held, limit / shared, batch_bytes)
-        return bottleneck(ranges.seconds, stages, ranges.traffic, allowed, slack)
+        return bottleneck(pace, stages, ranges.traffic, allowed, slack)
 
     found = within(limit)
     if found is not None:

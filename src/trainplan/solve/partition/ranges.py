@@ -25,12 +25,17 @@ Ints = NDArray[np.int64]
 class Ranges:
     """Tables for one size of micro-batch; [i, j] is about the blocks i ≤ b < j."""
 
-    seconds: Floats  # forward and backward of each block; with recomputation the forward twice
+    seconds: Floats  # forward and backward of each block on the device; with recomputation the forward twice
+    issue: Floats  # seconds of the host that issues them
     traffic: Floats  # bytes that cross the cut after each block, there and back
     fixed: Floats  # [i, j] bytes of a stage beside what is in flight and the batch itself
     each: Floats  # [i, j] bytes of every micro-batch in flight
     step: Floats  # [i, j] bytes at the optimizer's step
     kept: float  # bytes that a micro-batch leaves inside all blocks for backward, wherever they are cut
+
+    def pace(self, host_computes: bool) -> Floats:
+        """Seconds of each block by the clock: the slower of host and device, or both in turn where they are one."""
+        return self.seconds + self.issue if host_computes else np.maximum(self.seconds, self.issue)
 
     def need(self, stage: int, in_flight: Sequence[int], batch_bytes: float = 0.0) -> Floats:
         """[i, j]: bytes of a stage that holds these blocks, and the batch."""
@@ -80,6 +85,7 @@ def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) ->
         return np.array([profile.total(quantity, b, b + 1, samples) for b in range(blocks)])
 
     forward, backward, saved = per_block("forward_s"), per_block("backward_s"), per_block("saved_bytes")
+    forward_issue, backward_issue = per_block("forward_issue_s"), per_block("backward_issue_s")
     crossings = profile.crossings
     size = np.array([c.bytes(samples) for c in crossings], dtype=np.float64)
     both = size * np.array([2.0 if c.needs_grad else 1.0 for c in crossings])  # the gradient comes back
@@ -114,8 +120,10 @@ def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) ->
     fixed += _largest(np.array(handed, dtype=np.float64))
     if recomputes:  # one block at a time is whole, with a second copy of what it hands on
         fixed += _largest(saved + own)
-        return Ranges(2 * forward + backward, traffic[:blocks], fixed, each, step, kept=0.0)
-    return Ranges(forward + backward, traffic[:blocks], fixed, each + _sums(saved), step, kept=float(saved.sum()))
+        seconds, issue = 2 * forward + backward, 2 * forward_issue + backward_issue
+        return Ranges(seconds, issue, traffic[:blocks], fixed, each, step, kept=0.0)
+    seconds, issue, each = forward + backward, forward_issue + backward_issue, each + _sums(saved)
+    return Ranges(seconds, issue, traffic[:blocks], fixed, each, step, kept=float(saved.sum()))
 
 
 def _states(profile: Profile, gradients: bool) -> Floats:
