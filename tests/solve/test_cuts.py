@@ -99,7 +99,7 @@ def test_cuts_of_a_pipeline_are_simulated_only_so_often(four, monkeypatch):
 
 def test_resnet18_in_two_stages(four):
     """A small micro-batch is bound by its host, which the device's seconds alone do not show."""
-    profile = estimate(load("resnet18:cifar10", batch=64), four.device(0), samples=[1, 16, 32])
+    profile = estimate(load("resnet18:cifar10", batch=64), four.device(0), samples=[1, 8, 32])
     found = solve(parse("pp=2 dp=2 micro=4 schedule=1f1b"), profile, four, 64)
     times = {
         cut: predict(replace(found.plan, stages=(cut,)), profile, four, 64).step_s
