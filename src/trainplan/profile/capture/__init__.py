@@ -6,6 +6,7 @@ In the order in which a model passes through the files:
 |------------------|------------------------------------------------------------------------------------|
 | `export.py`      | traces the model on a batch: one graph of operators (`exported.py`)                |
 | `refuse.py`      | watches forward meanwhile for what such a graph would get wrong                     |
+| `state.py`       | finds Python state that forward changes from call to call                          |
 | `tidy.py`        | makes the graph plain; `regions.py` does it for no_grad and autocast                |
 | `cuts.py`        | finds what flows through the graph, and where it may be cut                         |
 | `outputs.py`     | finds which parts of the output the loss reads                                     |

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from trainplan.profile.capture.stage import Stage
 
 
-_UNCUT = "plans that do not cut the model (dp)"
+# Every plan, dp too, runs the captured chain, so no plan is a way round these.
+_REWRITE = "rewriting that part of forward with plain tensor operators"
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ def _assemble(exported: Exported, flow: Flow, cut: Cut, leaves: list[Any]) -> Ca
     for node in sorted(consumers, key=flow.position.__getitem__):
         shape = flow.shape[node]
         if shape is None:
-            raise ModelError(f"cut after {node.name}", "it is no tensor, so it cannot cross", _UNCUT)
+            raise ModelError(f"cut after {node.name}", "it is no tensor, so it cannot cross", _REWRITE)
         crossings.append(
             Crossing(node.name, home[node], tuple(sorted(consumers[node])), shape, flow.facts[node].needs_grad)
         )
@@ -328,8 +329,8 @@ def _check_nothing_lost(captured: Captured) -> None:
     in_blocks = {name for block in captured.blocks for name in block.holds}
     if in_blocks != set(captured.exported.held):
         lost = sorted(set(captured.exported.held) - in_blocks)
-        raise ModelError("capture", f"{len(lost)} tensors of the model are in no block, first {lost[:1]}", _UNCUT)
+        raise ModelError("capture", f"{len(lost)} tensors of the model are in no block, first {lost[:1]}", _REWRITE)
     flow = captured.flow
     counts = Counter(node for block in captured.blocks for node in block.nodes)
     if set(counts.values()) - {1} or set(counts) != {n for n in flow.ops if n not in flow.constant}:
-        raise ModelError("capture", "an operator is in no block, or in two", _UNCUT)
+        raise ModelError("capture", "an operator is in no block, or in two", _REWRITE)

@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from trainplan.errors import ModelError
 from trainplan.profile.capture.exported import ROOT, VALUE, Constant, Exported, Input, Returned
 from trainplan.profile.capture.refuse import Watch
+from trainplan.profile.capture.state import changed, python_state, settles
 from trainplan.profile.capture.tensors import Held, held, replaced, values_of
 from trainplan.profile.capture.tidy import tidy
 from trainplan.workload.workload import Batch
@@ -48,9 +49,10 @@ class _Flat(nn.Module):
             [next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec
         )
         model = self.get_submodule(ROOT)
-        before = _state(model)
+        before, python = _state(model), python_state(model)
         output = model(*args, **kwargs)
         self._settle_state(model, before)
+        self.watch.stateful |= changed(python, python_state(model)) is not None
         leaves, self.returned.spec = pytree.tree_flatten(output)
         self.returned.leaves = [VALUE if _is_value(leaf) else leaf for leaf in leaves]
         return tuple(leaf for leaf in leaves if _is_value(leaf))
@@ -151,6 +153,8 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
         torch.set_grad_enabled(grad_enabled)
     if watch.refusals:  # raised inside forward, and swallowed there
         raise watch.refusals[0]
+    if watch.stateful:
+        watch.notes += _not_settled(model, fakes, tensors, leaves, spec, device)
 
     given = [path for path, leaf in paths if isinstance(leaf, Tensor)]
     inputs = [
@@ -170,6 +174,34 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
         training=model.training,
         notes=watch.notes,
     )
+
+
+def _not_settled(
+    model: nn.Module,
+    fakes: dict[str, Tensor],
+    tensors: list[Tensor],
+    leaves: list[Any],
+    spec: pytree.TreeSpec,
+    device: torch.device,
+) -> list[str]:
+    """Refuse a model whose Python state moves at every call; a note if that cannot be told without computing."""
+    mode = next(fake.fake_mode for fake in fakes.values() if isinstance(fake, FakeTensor))
+
+    def call() -> None:
+        with mode:
+            given = iter([torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors])
+        args, kwargs = pytree.tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], spec)
+        with mode, replaced(model, fakes, attributes_as_buffers=True):
+            model(*args, **kwargs)
+
+    try:
+        with _quietly(), torch.random.fork_rng(devices=[]):
+            settles(model, call)
+    except ModelError:
+        raise
+    except Exception as error:
+        return [f"forward changes attributes; whether they come to rest only a real batch can tell ({error})"[:300]]
+    return []
 
 
 @contextmanager
@@ -213,7 +245,8 @@ def _explain(error: Exception, watch: Watch, model: nn.Module) -> ModelError:
     return ModelError(
         f"capture of {type(model).__name__}",
         f"torch.export failed in {watch.module}: {type(error).__name__}: {text[:300]}",
-        "rewriting that part with tensor operators, or plans that do not cut the model (dp)",
+        "inputs of the shapes and types that forward takes, if that is what failed, or rewriting that part with tensor "
+        "operators (every plan, dp too, runs the captured model)",
     )
 
 

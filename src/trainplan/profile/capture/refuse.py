@@ -49,6 +49,7 @@ class Watch:
         self.failed_in: str | None = None
         self.refusals: list[ModelError] = []
         self.notes: list[str] = []
+        self.stateful = False  # forward changed some attribute of a module
 
     @property
     def module(self) -> str:

@@ -41,7 +41,7 @@ class Held:
         return self.count * self.dtype.itemsize
 
 
-def _entries(model: nn.Module) -> Iterator[tuple[str, Kind, nn.Module, str, Tensor]]:
+def entries_of(model: nn.Module) -> Iterator[tuple[str, Kind, nn.Module, str, Tensor]]:
     """(full name, kind, owner, name in the owner, tensor), in order of registration; a shared tensor comes again."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
@@ -66,7 +66,7 @@ def held(model: nn.Module) -> dict[str, Held]:
     """
     names: dict[int, list[str]] = {}
     found: dict[int, tuple[str, Kind, nn.Module, str, Tensor]] = {}
-    for entry in _entries(model):
+    for entry in entries_of(model):
         same = names.setdefault(id(entry[4]), [])
         if entry[0] not in same:
             same.append(entry[0])
@@ -97,7 +97,7 @@ def values_of(model: nn.Module) -> dict[str, Tensor]:
     """The model's own tensors by first name: the parameter objects themselves, not copies."""
     values: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name, _kind, _owner, _key, tensor in _entries(model):
+    for name, _kind, _owner, _key, tensor in entries_of(model):
         if id(tensor) not in seen:
             seen.add(id(tensor))
             values[name] = tensor
@@ -111,7 +111,7 @@ def replaced(model: nn.Module, values: Mapping[str, Tensor], attributes_as_buffe
     The model's own tensors are back afterwards, whatever happened, including those that forward assigned anew.
     """
     first_name: dict[int, str] = {}
-    entries = list(_entries(model))
+    entries = list(entries_of(model))
     saved = []
     for name, kind, owner, key, tensor in entries:
         first_name.setdefault(id(tensor), name)
@@ -124,17 +124,17 @@ def replaced(model: nn.Module, values: Mapping[str, Tensor], attributes_as_buffe
                 owner._buffers[key] = value
                 owner._non_persistent_buffers_set.add(key)
             else:
-                _place(kind, owner, key, value)
+                put(kind, owner, key, value)
         yield
     finally:
         for kind, owner, key, tensor in saved:
             if kind == "attribute":
                 owner._buffers.pop(key, None)
                 owner._non_persistent_buffers_set.discard(key)
-            _place(kind, owner, key, tensor)
+            put(kind, owner, key, tensor)
 
 
-def _place(kind: Kind, owner: nn.Module, key: str, value: Tensor) -> None:
+def put(kind: Kind, owner: nn.Module, key: str, value: Tensor) -> None:
     # Straight into the dictionaries: setattr would run registration hooks and refuse tensors that are not Parameters.
     if kind == "parameter":
         owner._parameters[key] = value  # type: ignore[assignment]

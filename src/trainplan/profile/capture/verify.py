@@ -5,6 +5,9 @@ block as a stage of its own, on tensors that were cut from the graph of the stag
 gradients handed back from stage to stage. The chain draws random numbers in the order in which eager does, so dropout
 stays on and the masks are the same. Compared are the loss, the output, every gradient, and every buffer afterwards.
 
+Eager also runs again, twice: a model that answers the same question differently, or whose Python state does not come
+to rest (`state.py`), is more than any graph of operators, and is refused.
+
 If each block alone is right, so is every way to put blocks together to stages.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +24,8 @@ from torch.utils import _pytree as pytree
 from trainplan.errors import ModelError
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.stage import Stage
-from trainplan.profile.capture.tensors import replaced, values_of
+from trainplan.profile.capture.state import CALLS, State, kept, python_state, settled
+from trainplan.profile.capture.tensors import entries_of, put, replaced, values_of
 from trainplan.workload.workload import Batch, Loss
 
 # Allowed difference, as a share of the largest element of the tensor. The operators are the same; only the order in
@@ -48,12 +52,24 @@ def verify(captured: Captured, model: nn.Module, batch: Batch, loss: Loss, seed:
     values = values_of(model)
     if any(value.is_meta for value in values.values()):
         raise ModelError("verify", "the model is on the meta device, so there is nothing to compare", "a real model")
+    allowed = allowed_differences(captured)
     with _random_state_kept(), torch.enable_grad():
-        expected = _eager(model, batch, loss, seed)
+        with kept(model):
+            expected = _eager_again_and_again(model, batch, loss, seed, allowed)
         found = _chain(captured, values, batch, loss, seed)
-    worst = _compare(expected, found)
+    worst = _compare(expected, found, allowed, _mismatch)
     captured.verified = True
     return worst
+
+
+def allowed_differences(captured: Captured) -> dict[torch.dtype, float]:
+    """The allowed difference of tensors by type: a float64 model that computes in float32 inside is no better than it.
+
+    (Some models compute their norms or rotations in float32, whatever they are given.)
+    """
+    made = [leaf for node in captured.flow.ops for leaf in pytree.tree_leaves(node.meta.get("val"))]
+    types = {leaf.dtype for leaf in made if isinstance(leaf, Tensor) and leaf.dtype.is_floating_point}
+    return TOLERANCE if types <= {torch.float64} else TOLERANCE | {torch.float64: TOLERANCE[torch.float32]}
 
 
 def run_split(
@@ -108,16 +124,42 @@ def _fresh(values: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _eager(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> Result:
-    values = _fresh(values_of(model))
-    with replaced(model, values):
+def _eager_again_and_again(
+    model: nn.Module, batch: Batch, loss: Loss, seed: int, allowed: Mapping[torch.dtype, float]
+) -> Result:
+    """What eager gives, if it gives the same again from the same values and the same random state."""
+    given = values_of(model)  # once: a tensor that forward keeps from now on is its own to keep
+    first, *others = [_Call(*_eager(model, given, batch, loss, seed, backward=n == 0)) for n in range(CALLS)]
+    settled(model, [first.state, *(other.state for other in others)])
+    lasting = {name: value for name, value in first.result.items() if not name.startswith("the grad")}
+    for other in others:
+        _compare(lasting, other.result, allowed, _moody)
+    return first.result
+
+
+class _Call(NamedTuple):
+    result: Result
+    state: State
+
+
+def _eager(
+    model: nn.Module, given: dict[str, Tensor], batch: Batch, loss: Loss, seed: int, backward: bool
+) -> tuple[Result, State]:
+    # What forward put there in a call before, and is no part of the model as it was given: it stays what forward made.
+    own = {name: tensor for name, tensor in values_of(model).items() if name not in given}
+    values = _fresh(given)
+    with replaced(model, values | own):
         torch.manual_seed(seed)
         output = model(*_own(batch.args), **_own(batch.kwargs))
         value = loss.function(output, batch.targets)
-        if value.requires_grad:
+        if backward and value.requires_grad:
             value.backward()
-        after = values_of(model)  # forward may have replaced buffers
-        return _result(value, output, values, after)
+        after = {name: tensor for name, tensor in values_of(model).items() if name in given}  # may have been replaced
+        found, state = _result(value, output, values, after), python_state(model)
+        made = [entry for entry in entries_of(model) if entry[0] not in given]
+    for _name, kind, owner, key, tensor in made:
+        put(kind, owner, key, tensor)
+    return found, state
 
 
 def _chain(captured: Captured, values: dict[str, Tensor], batch: Batch, loss: Loss, seed: int) -> Result:
@@ -165,7 +207,12 @@ def named_leaves(output: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
                 yield from named_leaves(value, f"{place}[{index}]")
 
 
-def _compare(expected: Result, found: Result) -> float:
+def _compare(
+    expected: Result,
+    found: Result,
+    allowed: Mapping[torch.dtype, float],
+    refusal: Callable[[str, str], ModelError],
+) -> float:
     gradients = [g.abs().max() for name, g in expected.items() if name.startswith("the grad") and g is not None]
     largest = float(max((g for g in gradients if g.numel()), default=0.0))
     worst = 0.0
@@ -177,15 +224,15 @@ def _compare(expected: Result, found: Result) -> float:
             # A parameter that eager gives a gradient of zeros and the chain none (or the other way) is the same.
             present = want if want is not None else have
             if present is not None and present.abs().max() > 0:
-                raise _mismatch(name, "it is there on one side only")
+                raise refusal(name, "it is there on one side only")
             continue
         if want is None or have is None or want.numel() == 0:
             continue
         if want.shape != have.shape or want.dtype != have.dtype:
-            raise _mismatch(name, f"{tuple(have.shape)} {have.dtype} instead of {tuple(want.shape)} {want.dtype}")
+            raise refusal(name, f"{tuple(have.shape)} {have.dtype} instead of {tuple(want.shape)} {want.dtype}")
         if not want.dtype.is_floating_point:
             if not torch.equal(want, have):
-                raise _mismatch(name, "its values differ")
+                raise refusal(name, "its values differ")
             continue
         same = torch.equal(torch.isfinite(want), torch.isfinite(have))
         difference = float((want - have).nan_to_num().abs().max())
@@ -193,8 +240,9 @@ def _compare(expected: Result, found: Result) -> float:
         if name.startswith("the grad"):
             scale = max(scale, FLOOR * largest)
         relative = difference / scale if scale else difference
-        if not same or relative > TOLERANCE.get(want.dtype, 1e-4):
-            raise _mismatch(name, f"relative difference {relative:.1e}, allowed {TOLERANCE.get(want.dtype, 1e-4):.0e}")
+        limit = allowed.get(want.dtype, 1e-4)
+        if not same or relative > limit:
+            raise refusal(name, f"relative difference {relative:.1e}, allowed {limit:.0e}")
         worst = max(worst, relative)
     return worst
 
@@ -203,7 +251,16 @@ def _mismatch(name: str, why: str) -> ModelError:
     return ModelError(
         f"captured model against eager: {name}",
         f"{why}, so forward does something that tracing cannot see",
-        "plans that do not cut the model (dp), or rewriting that module with plain operators",
+        "rewriting that module with plain operators (every plan, dp too, runs the captured model)",
+    )
+
+
+def _moody(name: str, why: str) -> ModelError:
+    return ModelError(
+        f"eager model against itself: {name}",
+        f"{why} between two calls with the same batch, values and random state, so forward keeps something from call "
+        "to call that tracing cannot see",
+        "a forward that depends on its arguments, parameters and buffers alone",
     )
 
 
