@@ -1,28 +1,38 @@
-"""Is the parallel run the same training? A few deterministic steps alone and under the plan, side by side."""
+"""Is the parallel run the same training? A few deterministic steps alone and under the plan, side by side.
+
+Two questions, since plan and oracle both run the captured model: does the plan equal the captured model trained alone
+(loss, gradients, weights, buffers, optimizer, a row each), and does that equal the user's own model (one row)?
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainplan.engine.feed import data_seed
 from trainplan.engine.launch import RunResult, run
-from trainplan.engine.oracle import Trained, train_alone
+from trainplan.engine.oracle import Trained, train_alone, train_eager
 from trainplan.engine.worker import in_double
+from trainplan.errors import ModelError
 from trainplan.plan.plan import Plan
 from trainplan.plan.text import text
-from trainplan.profile.capture.captured import capture
+from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
+from trainplan.profile.capture.tensors import values_of
+from trainplan.profile.capture.verify import allowed_differences, verify
+from trainplan.workload.workload import Batch, Workload
 
 # In float64 only the order of additions differs. (In float32, Adam turns rounding into differences of 1e-3.)
 TOLERANCE = 1e-9
+AGAINST_OWN = "captured against your model"
 
 
 @dataclass(frozen=True)
@@ -32,10 +42,11 @@ class Difference:
     what: str
     largest: float
     where: str  # the tensor, or the step
+    allowed: float = TOLERANCE
 
     @property
     def same(self) -> bool:
-        return self.largest <= TOLERANCE
+        return self.largest <= self.allowed
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,9 @@ def compare(
     skeleton.model.train()
     captured = capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
     batches = [workload.inputs(batch, data_seed(seed, step)) for step in range(steps)]
+    own = _own_model(workload, skeleton, seed)
     alone = train_alone(plan, workload, captured, skeleton.materialise(None, seed), batches, seed)
+    against_own = _against_own(plan, workload, captured, own, alone, batches)
     folder = Path(tempfile.mkdtemp(prefix="trainplan-compare-"))
     try:
         result = run(
@@ -85,15 +98,77 @@ def compare(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Comparison(
-        plan=text(plan), steps=steps, batch=batch, differences=tuple(_differences(alone, parts, result)),
+        plan=text(plan), steps=steps, batch=batch, differences=(*_differences(alone, parts, result), against_own),
         losses_alone=tuple(alone.losses), losses_together=tuple(result.losses), run=result,
     )  # fmt: skip
 
 
-def _differences(alone: Trained, parts: list[dict[str, Any]], result: RunResult) -> list[Difference]:
-    apart = [abs(a - b) / max(abs(a), 1e-300) for a, b in zip(alone.losses, result.losses, strict=True)]
+def _own_model(workload: Workload, skeleton: Skeleton, seed: int) -> nn.Module:
+    """The user's model itself, with the values that the captured one starts from."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = workload.build()
+    values = skeleton.materialise(None, seed)
+    with torch.no_grad():
+        for name, tensor in values_of(model).items():
+            tensor.copy_(values[name])
+    return model.train()
+
+
+def _against_own(
+    plan: Plan,
+    workload: Workload,
+    captured: Captured,
+    own: nn.Module,
+    alone: Trained,
+    batches: list[Batch],
+) -> Difference:
+    """How far the captured model, trained alone, is from the user's own model, trained on the same pieces."""
+    allowed = allowed_differences(captured)[torch.float64]
+    if any(block.random for block in captured.blocks):
+        found = verify(captured, own, workload.inputs(2, 0), workload.loss)
+        where = "one batch, not trained: in one piece it draws other random numbers than block by block"
+        return Difference(AGAINST_OWN, found, where, allowed)
+    try:
+        eager = train_eager(plan, workload, captured, own, batches)
+    except Exception as error:  # whatever the user's code raises
+        raise ModelError(
+            f"training of your own model on the pieces of {text(plan)}",
+            f"it does not take them ({type(error).__name__}: {error}), though the captured operators do",
+            "fewer micro-batches or a larger batch, if a piece is too small for it",
+        ) from error
+    missing = [(name, torch.zeros(1), torch.ones(1)) for name in alone.weights.keys() ^ eager.weights.keys()]
+    rows = {
+        "gradients": [row for step, have in enumerate(alone.gradients) for row in _gradients(have, eager, step)],
+        "weights": [(name, w, eager.weights[name]) for name, w in alone.weights.items() if name in eager.weights],
+        "buffers": [(name, b, eager.buffers[name]) for name, b in alone.buffers.items()],
+        "missing": missing,
+    }
+    if allowed > TOLERANCE:  # rounding of its own, which the optimizer may blow up; so before the first step of it
+        rows = {"gradients": _gradients(alone.gradients[0], eager, 0), "missing": missing}
+    found_rows = [_losses(alone.losses, eager.losses), *(_largest(what, each) for what, each in rows.items() if each)]
+    worst = max(found_rows, key=lambda row: row.largest)
+    return Difference(AGAINST_OWN, worst.largest, f"{worst.what}: {worst.where}", allowed)
+
+
+def _gradients(have: dict[str, Tensor], eager: Trained, step: int) -> list[tuple[str, Tensor, Tensor]]:
+    """Gradients of both sides; none at all is the same as zeros."""
+    want = eager.gradients[step]
+    return [
+        (f"{name}, step {step + 1}", have.get(name, torch.zeros_like(known)), want.get(name, torch.zeros_like(known)))
+        for name, known in (want | have).items()
+    ]
+
+
+def _losses(alone: Sequence[float], other: Sequence[float]) -> Difference:
+    apart = [abs(a - b) / max(abs(a), 1e-300) for a, b in zip(alone, other, strict=True)]
+    apart = [math.inf if math.isnan(share) else share for share in apart]
     worst = max(range(len(apart)), key=apart.__getitem__)
-    found = [Difference("loss", apart[worst], f"step {worst + 1}")]
+    return Difference("loss", apart[worst], f"step {worst + 1}")
+
+
+def _differences(alone: Trained, parts: list[dict[str, Any]], result: RunResult) -> list[Difference]:
+    found = [_losses(alone.losses, result.losses)]
     weights = [(name, tensor, alone.weights[name]) for part in parts for name, tensor in part["weights"].items()]
     gradients = [
         (f"{name}, step {step + 1}", tensor, alone.gradients[step][name])
