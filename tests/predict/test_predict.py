@@ -209,3 +209,10 @@ def test_events_without_duration_stand_in_the_order_in_which_they_happened() -> 
             maker = int(program.value_maker[value])
             if maker >= 0:
                 assert place[program.name(maker)] < place[program.name(op)]
+
+
+def test_the_breakdown_adds_up_to_the_peak() -> None:
+    there = cluster(2)
+    data = predict(plan(dp=2, blocks=4), chain(4), there, 16).to_json()
+    assert sum(data["breakdown"].values()) == data["peak_bytes"]
+    assert predict(plan(blocks=4), chain(4), there, 16).bubble == 0

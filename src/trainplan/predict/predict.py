@@ -64,6 +64,11 @@ class Prediction:
             )
         return self.played.timeline()
 
+    @property
+    def breakdown(self) -> dict[str, int]:
+        """Bytes of the worst rank at its peak, by kind; `device` is what the device's own libraries take."""
+        return {**self.peak.breakdown, "device": self.peak_bytes - self.peak.bytes}
+
     def to_json(self) -> dict[str, Any]:
         data = {
             name: files.to_json(getattr(self, name))
@@ -73,7 +78,7 @@ class Prediction:
         data["plan"] = plan_text.text(self.plan)
         data["choices"] = plan_text.to_json(self.plan)
         data["peak_rank"], data["peak_op"] = self.peak.rank, self.peak.op
-        data["breakdown"] = self.peak.breakdown
+        data["breakdown"] = self.breakdown
         return data
 
 
@@ -112,7 +117,7 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     return Prediction(
         plan=plan, fits=all(u <= limit for u, limit in zip(used, limits, strict=True)), step_s=step_s,
         samples_per_s=batch / step_s, epoch_s=epoch_s, peak_bytes=used[worst], peak=found[worst],
-        limit_bytes=limits[worst], bubble=1.0 - float(busy.sum()) / (program.world * step_s),
+        limit_bytes=limits[worst], bubble=_idle(float(busy.sum()), program.world * step_s),
         exposed_comm_s=max(0.0, step_s - unhindered), compute_s=float(busy.max()),
         mfu=arithmetic.share, mfu_note=arithmetic.note, price_per_epoch=price or None,
         profile=f"{profile.kind}, {'compiled' if profile.compiled else 'eager'}",
@@ -129,6 +134,16 @@ def step_seconds(played: Played) -> float:
         return played.makespan
     ends = [float(played.end[program.step == step].max()) for step in range(program.steps)]
     return ends[-1] - ends[-2]
+
+
+def _idle(busy: float, whole: float) -> float:
+    """Share of device-seconds without compute; rounding leaves a trace where there is none.
+
+    >>> _idle(3.0 - 4e-16, 3.0), _idle(1.0, 4.0)
+    (0.0, 0.75)
+    """
+    share = 1.0 - busy / whole
+    return share if share > 1e-12 else 0.0
 
 
 def replicas_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
