@@ -53,19 +53,33 @@ def reason(p: Prediction, profile: Profile, cluster: Cluster) -> str:
 
 
 def compared(p: Prediction, winner: Prediction, profile: Profile, cluster: Cluster) -> str:
-    """Why a plan is behind the winner: the piece of its step that grew most."""
-    slower = p.step_s / winner.step_s - 1
-    if slower < 0.005:
+    """Why a plan is behind the winner: the pieces of its step that grew, and those that shrank, as far as they matter.
+
+    All together they are the difference, but for what is too little to say.
+    """
+    gap = p.step_s - winner.step_s
+    if gap < 0.005 * winner.step_s:
         return f"as fast as #1 within our error: {reason(p, profile, cluster)}"
     own, best = pieces(p), pieces(winner)
-    grown = [
-        (own.compute - best.compute, f"compute ({_more_compute(p, winner, profile)})"),
-        (own.imbalance - best.imbalance, f"imbalance ({_imbalance(p, own)})"),
-        (own.waiting - best.waiting, f"bubble ({_bubble(p.plan)})"),
-        (own.exposed - best.exposed, f"exposed communication ({_traffic(p, profile, cluster)})"),
-    ]
-    more = sorted((item for item in grown if item[0] > _WORTH_SAYING * p.step_s), reverse=True) or [max(grown)]
-    return f"{percent(slower)} slower: " + ", ".join(f"{seconds(extra)} more of {words}" for extra, words in more[:2])
+    grown = sorted(
+        (
+            (own.compute - best.compute, "compute", _more_compute(p, winner, profile)),
+            (own.imbalance - best.imbalance, "imbalance", _imbalance(p, own)),
+            (own.waiting - best.waiting, "bubble", _bubble(p.plan)),
+            (own.exposed - best.exposed, "exposed communication", _traffic(p, profile, cluster)),
+        ),
+        reverse=True,
+    )
+    said = [item for item in grown if item[0] > _WORTH_SAYING * p.step_s][:2] or grown[:1]
+    words = ", ".join(f"{seconds(extra)} more of {what} ({why})" for extra, what, why in said)
+    rest = [item for item in grown if item not in said]
+    for before, sign, after in (("and", 1, ""), ("but", -1, " less")):
+        parts = [(sign * extra, what) for extra, what, _ in rest if sign * extra > 0]
+        total = sum(extra for extra, _ in parts)
+        if total > _WORTH_SAYING * gap:
+            names = " and ".join(what for extra, what in sorted(parts, reverse=True) if extra > _WORTH_SAYING * total)
+            words += f", {before} {seconds(total)}{after} of {names}"
+    return f"{percent(gap / winner.step_s)} slower: {words}"
 
 
 def one_device(single: Prediction | None, winner: Prediction, runner_up: Prediction | None) -> str:
