@@ -126,6 +126,8 @@ def profile() -> Profile:
     blocks = tuple(
         replace(
             block, forward_s=(there / 1e3, 2 * there / 1e3), backward_s=(back / 1e3, 2 * back / 1e3),
+            # A block sleeps on the way to its input; for the gradients of its weights there is nothing left to do.
+            backward_input_s=(back / 1e3, 2 * back / 1e3), backward_weight_s=(1e-6, 1e-6),
             forward_issue_s=(0.0, 0.0), backward_issue_s=(0.0, 0.0), saved_bytes=(0.0, 0.0),
             forward_workspace_bytes=(0.0, 0.0), backward_workspace_bytes=(0.0, 0.0),
         )
@@ -214,10 +216,27 @@ def _systems() -> list[Case]:
         ("gpipe", 12, {"dp": 2, "pp": 2, "stages": (1,), "micro": 3, "schedule": "gpipe", "bucket": 100}),
         ("dapple", 12, {"dp": 2, "pp": 2, "stages": (3,), "micro": 3, "schedule": "1f1b", "bucket": 100}),
     ]
+    four = {"pp": 4, "stages": (1, 2, 3), "micro": 6}
+    chunked = {"pp": 2, "chunks": 2, "stages": (1, 2, 3), "micro": 4}
+    orders = [
+        ("looped-bfs", 8, {**chunked, "schedule": "looped"}),
+        ("dapple", 12, {**four, "schedule": "1f1b-early"}),
+        ("dapple", 12, {"pp": 2, "stages": (3,), "micro": 6, "schedule": "1f1b", "spread": (2, 1), "bucket": 100}),
+        ("interleaved", 8, {**chunked, "schedule": "interleaved"}),
+        ("zb-h1", 12, {**four, "schedule": "zb-h1"}),
+        ("zb-h2", 12, {**four, "schedule": "zb-h2"}),
+        ("zb-v", 8, {**chunked, "schedule": "zb-v"}),
+        ("gems", 8, {"pp": 2, "stages": (2,), "micro": 4, "schedule": "gems", "bucket": 100}),
+        ("chimera", 12, {**four, "schedule": "chimera", "bucket": 100}),
+        ("chimera", 12, {**four, "schedule": "chimera-doubled", "bucket": 100}),
+    ]
     return [
-        Case(key, "sleeping", {**choices, "recompute": recompute}, (batch,))
-        for key, batch, choices in systems
-        for recompute in ("none", "full")
+        *(
+            Case(key, "sleeping", {**choices, "recompute": recompute}, (batch,))
+            for key, batch, choices in systems
+            for recompute in ("none", "full")
+        ),
+        *(Case(key, "sleeping", choices, (batch,)) for key, batch, choices in orders),
     ]
 
 
