@@ -58,7 +58,11 @@ def test_commands_are_the_public_functions():
         ours = {p.name: p.default for p in inspect.signature(command).parameters.values()}
         assert ours.pop("json") is False, name
         function = inspect.signature(getattr(trainplan, name)).parameters
-        theirs = {p.name: p.default for p in function.values()}
+        # What is only there from Python: the parts of a module.
+        own = {p.name: p.default for p in function.values() if p.kind is p.KEYWORD_ONLY}
+        assert own in ({}, {"inputs": None, "loss": None, "optimizer": None}), name
+        assert bool(own) == ("model" in function), name
+        theirs = {p.name: p.default for p in function.values() if p.name not in own}
         assert list(ours) == list(theirs), name
         for parameter, default in ours.items():
             assert default == theirs[parameter] or (default == [] and theirs[parameter] == ()), (name, parameter)
@@ -109,7 +113,7 @@ def test_predict_json_has_what_was_promised(saved):
     assert data.keys() >= PROMISED
     assert data["plan"].startswith("dp=4")
     assert data["error"].keys() >= {"median", "worst", "runs"}
-    assert sum(data["breakdown"].values()) <= data["peak_bytes"]
+    assert sum(data["breakdown"].values()) == data["peak_bytes"]
     assert data["samples_per_s"] == pytest.approx(16 / data["step_s"])
 
 
@@ -258,8 +262,10 @@ def test_refusals_go_to_stderr_with_code_2_and_no_traceback(saved):
         (["recommend", "SAVED", "--cluster", "4xTitanRTX", "--run"], RunError, "this machine has none"),
         (["run", "SAVED", "--plan", "dp=2", "--cluster", "4xTitanRTX", "--steps", "0"], PlanError, "at least one step"),
         (["cluster", "4xTitanRTX"], InputError, "cluster show 4xTitanRTX"),
+        (["cluster", "frob"], InputError, "Try cluster show, or cluster probe."),
         (["cluster", "probe", "4xTitanRTX"], InputError, "only this machine"),
         (["systems", "gpip"], InputError, "Try gpipe"),
+        (["systems", "foo"], InputError, "Try trainplan systems, which lists them all"),
         (["timeline", "SAVED"], InputError, "it is a trainplan profile, and a timeline was expected"),
     ],
 )
@@ -274,18 +280,201 @@ def test_broken_and_foreign_files(tmp_path):
     broken, foreign = tmp_path / "broken.json", tmp_path / "foreign.json"
     broken.write_text('{"trainplan": "profile", ')
     foreign.write_text('{"a": 1}')
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text('{"trainplan": "profile", "format": 1, "data": {"workload": 3}}')
+    with pytest.raises(InputError, match=r"profile .*damaged\.json"):
+        call("predict", damaged, "--plan", "single", "--cluster", "1xT4")
     for path, message in ((broken, "broken JSON at line 1"), (foreign, "not a trainplan profile")):
         with pytest.raises(InputError, match=message):
             call("predict", path, "--plan", "single", "--cluster", "1xT4")
 
 
-def test_a_module_cannot_travel_to_other_processes():
-    from trainplan.profile.profile import Profile
+def test_profile_does_not_offer_profiles():
+    assert "profile.json" in call("predict", "--help")
+    assert "profile.json" not in call("profile", "--help").split("Options")[0]
 
+
+def test_a_suggested_system_is_built():
+    from trainplan.errors import nearest
+    from trainplan.plan.systems import SYSTEMS
+    from trainplan.report.systems import systems
+
+    unbuilt = {row.key for row in SYSTEMS.values() if not row.choices}
+    for key in sorted(unbuilt)[:40]:
+        assert nearest(f"{key}x", SYSTEMS)  # which may well be the one that is not there
+        with pytest.raises(InputError) as error:
+            systems([f"{key}x"])
+        assert not unbuilt & set(error.value.instead.split(", "))
+
+
+# -- models from Python -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def net():
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def example():
+    import torch
+
+    return torch.zeros(4, 20), torch.zeros(4, dtype=torch.long)
+
+
+def test_every_question_takes_a_module(net):
+    own = {"inputs": example(), "loss": "cross_entropy", "optimizer": "sgd"}
+    there = {"cluster": "2xA100-80", "batch": 8}
+    predicted = trainplan.predict(net, "dp=2", **there, **own)
+    assert (predicted.profile.workload, predicted.prediction.batch) == ("module:Sequential", 8)
+    assert predicted.profile.optimizer == "sgd"
+    assert trainplan.predict(net, "dp=2", **there, **{**own, "optimizer": None}).profile.optimizer == "adamw"
+    assert trainplan.profile(net, **there, **own).profile.batch == 8
+    assert "where a step goes" in str(trainplan.explain(net, "dp=2", **there, **own))
+    assert "rank 1" in str(trainplan.timeline(net, "dp=2", **there, **own))
+    found = trainplan.recommend(net, **there, **own)
+    assert found.recommendation.ranked
+    assert "trainplan run" not in str(found)  # there is no such command for it
+    workload = trainplan.load(net, **own, batch=8)
+    assert isinstance(workload, trainplan.Workload)
+    told = trainplan.predict(workload, "dp=2", "2xA100-80").to_json()
+    assert told == predicted.to_json()
+    changed = trainplan.predict(workload, "dp=2", "2xA100-80", optimizer="adam")
+    assert changed.profile.optimizer == "adam"
+
+
+def test_a_profile_takes_no_parts(saved):
+    with pytest.raises(InputError, match="loss= with a profile"):
+        trainplan.predict(saved, "dp=2", "4xTitanRTX", loss="mse")
+
+
+@pytest.mark.parametrize("function", [trainplan.run, trainplan.compare], ids=["run", "compare"])
+def test_a_module_cannot_travel_to_other_processes(function, net, monkeypatch):
+    monkeypatch.setattr("trainplan.situation.profile_for", lambda *a, **k: pytest.fail("measured for nothing"))
+    own = {"inputs": example(), "loss": "cross_entropy"}
+    with pytest.raises(RunError, match=r"new processes.* Try a function in a file .*path/file.py:function"):
+        function(net, "single", "1xcpu")
+    with pytest.raises(RunError, match="new processes"):
+        function(trainplan.load(net, **own), "single", "1xcpu")
+    # A name that brings back another workload than this one is no better than none.
+    with pytest.raises(RunError, match=r"what the name .resnet18:mnist. stands for there is not this one"):
+        function("resnet18:mnist", "single", "1xcpu", loss=lambda output, targets: output.sum())
+
+
+def test_a_workload_with_a_name_travels():
+    from trainplan.situation import made_in_python
+
+    workload = trainplan.load("resnet18:mnist", batch=8)
+    assert made_in_python(workload, runs=True) == workload
+    assert made_in_python(trainplan.load(workload, batch=4), runs=True).batch == 4  # a run is told its batch
+
+
+def test_a_profile_of_a_module_cannot_be_run():
     nameless = dataclasses.replace(model(device="cpu"), workload="module:Net")
-    assert isinstance(nameless, Profile)
     with pytest.raises(RunError, match="made in Python"):
         trainplan.run(nameless, "single", cluster="1xcpu", steps=1)
+
+
+def test_the_python_of_the_guide_runs(tmp_path, monkeypatch, capsys):
+    """A module asked about, a workload made, and one run, as docs/guide.md has it."""
+    from pathlib import Path
+
+    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    section = guide.partition("### From Python")[2].partition("\n## ")[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    exec("\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL)), {})
+    said = capsys.readouterr().out
+    assert "ran dp=2: predicted" in said
+    assert re.search(r"peak memory of rank \d +[\d.]+ GiB +[\d.]+ GiB\nmeasured is the resident memory", said)
+
+
+def test_open_choices_are_made_for_the_device_that_is_asked_for(monkeypatch):
+    from trainplan.situation import ranks
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert ranks(16, "cpu") == "16xcpu"
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    assert ranks(16, "cuda") == "2x8xH100-SXM"
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Nobody's 3000")
+    with pytest.warns(UserWarning, match="not in the catalogue"):
+        assert ranks(16, "cuda") == "16xcpu"
+
+
+# -- runs that are refused, or short ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--resume", "/nonexistent"], "it is not there"),
+        (["--data", "nosuch"], "not a kind of data"),
+        (["--data", "folder:/nope"], "no such folder"),
+        (["--data", "memory", "--samples", "3"], "it has 3 samples, and a batch has"),
+        (["--samples", "-4"], "--samples -4"),
+        (["--save-every", "-1"], "--save-every -1"),
+        (["--max-restarts", "-1"], "-1 restarts"),
+        (["--nnodes", "two"], "--nnodes two"),
+        (["--out", "FILE"], "is a file, and a run needs a folder"),
+        (["--out", "FILE/below"], "is a file, and a run needs a folder"),
+        (["--out", "FILE", "--dry-run"], "is a file, and a run needs a folder"),
+        (["--data", "nosuch", "--dry-run"], "not a kind of data"),
+    ],
+)
+def test_what_is_known_to_fail_is_refused_before_anything_is_started(words, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", lambda *a, **k: pytest.fail("started"))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *a, **k: pytest.fail("a folder was made"))
+    monkeypatch.chdir(tmp_path)
+    profile, file = tmp_path / "profile.json", tmp_path / "file"
+    file.write_text("mine")
+    dataclasses.replace(model(device="cpu"), workload=GPT).save(profile)
+    words = [word.replace("FILE", str(file)) for word in words]
+    with pytest.raises(TrainplanError, match=message):
+        call("run", profile, "--plan", "dp=2", "--cluster", "2xcpu", *words)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "profile.json"]
+    assert file.read_text() == "mine"
+
+
+def ran(seconds):
+    from trainplan.report.answers import Ran
+
+    there = model(device="cpu")
+    p = trainplan.predict(there, "dp=2", "2xcpu").prediction
+    return Ran(p, tuple(seconds), (3.0, 2.0), (5 * 2**30, 7 * 2**30), "out", 0.0, warm_up=2)
+
+
+def test_steps_of_the_warm_up_are_no_measurement():
+    short = ran([])
+    assert (short.step_s, short.error, short.corrected_error) == (None, None, None)
+    assert "measured not known: the first 2 steps warm up" in str(short)
+    assert "--steps 3" in str(short)
+    assert "error" not in str(short)
+    assert json.loads(json.dumps(short.to_json()))["error"] is None
+    assert "(one step), error" in str(ran([1.0]))
+    assert "on the slowest rank (median of 2 steps), error" in str(ran([1.0, 1.0]))
+
+
+def test_memory_of_the_fullest_rank_is_shown_beside_what_was_predicted():
+    done = ran([1.0])
+    rank = done.prediction.peak.rank
+    measured = done.peak_bytes[rank]
+    assert done.to_json()["memory"] == {
+        "rank": rank, "predicted_bytes": done.prediction.peak_bytes, "measured_bytes": measured,
+    }  # fmt: skip
+    assert re.search(rf"peak memory of rank {rank} .*{measured / 2**30:.2f} GiB", str(done))
+    assert "resident memory of the process" in str(done)
+    there = dataclasses.replace(done.prediction, device="T4", peak_bytes=done.prediction.peak.bytes + 2**30)
+    on_gpu = dataclasses.replace(done, prediction=there)
+    assert on_gpu.memory[1] == there.peak.bytes  # torch counts what it allocates
+    assert "driver and libraries take 1.00 GiB more" in str(on_gpu)
+
+
+def test_timelines_of_two_plans_are_not_joined(saved, tmp_path):
+    path = tmp_path / "timeline.json"
+    trainplan.timeline(saved, "dp=2", "2xTitanRTX", batch=16).timelines[0].save(path)
+    with pytest.raises(InputError, match=r"one is of the plan 'pp=2.*the other of 'dp=2.*Try --plan 'dp=2"):
+        call("timeline", saved, "--plan", "pp=2", "--cluster", "2xTitanRTX", "--batch", 16, "--measured", path)
 
 
 def test_a_dry_run_only_writes_the_job(tmp_path):

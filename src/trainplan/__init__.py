@@ -4,7 +4,7 @@
     trainplan.predict("profile.json", "dp=4", cluster="2x8xH100-SXM")
 
 The functions are the commands, with the same names and arguments (`trainplan.api`); `trainplan.build` makes a trainer
-for your own training loop. Nothing is imported before it is used.
+for your own training loop, and `trainplan.load` a `Workload` of your own model. Nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ from typing import TYPE_CHECKING, Any
 from trainplan.version import VERSION as __version__
 
 COMMANDS = ("profile", "cluster", "predict", "recommend", "explain", "run", "compare", "systems", "timeline")
+_WORKLOADS = {  # name → where it is
+    "load": "trainplan.workload.load",
+    "Workload": "trainplan.workload.workload",
+    "Batch": "trainplan.workload.workload",
+    "Loss": "trainplan.workload.workload",
+}
 _ROOMS = ("profile", "cluster", "predict", "run")  # those that are modules too
 
 if TYPE_CHECKING:
     from trainplan.api import build, cluster, compare, explain, predict, profile, recommend, run, systems, timeline
+    from trainplan.workload.load import load
+    from trainplan.workload.workload import Batch, Loss, Workload
 
 
 class _Room(ModuleType):
@@ -62,14 +70,16 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("trainplan.api"), name)
     if name == "build":
         return importlib.import_module("trainplan.api").build
+    if name in _WORKLOADS:
+        return getattr(importlib.import_module(_WORKLOADS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *COMMANDS, "build"})
+    return sorted({*globals(), *COMMANDS, *_WORKLOADS, "build"})
 
 
 __all__ = [
-    "COMMANDS", "__version__", "build", "cluster", "compare", "explain", "predict", "profile", "recommend", "run",
-    "systems", "timeline",
+    "COMMANDS", "Batch", "Loss", "Workload", "__version__", "build", "cluster", "compare", "explain", "load", "predict",
+    "profile", "recommend", "run", "systems", "timeline",
 ]  # fmt: skip

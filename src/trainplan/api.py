@@ -5,7 +5,9 @@ profile never waits for torch.
 
 Everywhere: `model` is a workload (a name, an `nn.Module`, a `Workload`), or a profile (a file's name, a `Profile`);
 `cluster` is a short form, a file's name, `local`, or a `Cluster`; `plan` is a line, a `Plan` or a `Request`; `set` are
-changes to the cluster, as `["link=25GB/s"]` or `{"link": "25GB/s"}`.
+changes to the cluster, as `["link=25GB/s"]` or `{"link": "25GB/s"}`. `inputs`, `loss` and `optimizer` belong to a model
+from Python, as in `trainplan.workload.user`: a module needs the first two. `run` and `compare` start new processes,
+which make the model anew by its name, so they take no bare module: give them a function in a file.
 """
 
 from __future__ import annotations
@@ -14,8 +16,21 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainplan.errors import InputError, PlanError
-from trainplan.situation import Changes, Situation, cluster_for, name_of, plan_for, profile_for, situation, torch_device
+from trainplan.errors import InputError, PlanError, TrainplanError
+from trainplan.situation import (
+    Changes,
+    Situation,
+    can_run,
+    cluster_for,
+    made_in_python,
+    name_of,
+    parts,
+    plan_for,
+    profile_for,
+    ranks,
+    situation,
+    torch_device,
+)
 
 if TYPE_CHECKING:
     from trainplan.cluster.cluster import Cluster
@@ -47,11 +62,16 @@ def profile(
     output: str | None = None,
     compile: bool = False,
     refresh: bool = False,
+    *,
+    inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
 ) -> Profiled:
     """Time and weigh every block of a model on the cluster's device, and save that."""
     from trainplan.report.answers import Profiled
 
-    found = profile_for(model, cluster_for(cluster), batch, compile=compile, refresh=refresh)
+    made = made_in_python(model, parts(inputs, loss, optimizer))
+    found = profile_for(made or model, cluster_for(cluster), batch, compile=compile, refresh=refresh)
     if output:
         found.save(output)
     return Profiled(found, output or "")
@@ -68,13 +88,25 @@ def cluster(
     from trainplan.report.answers import Described
 
     if action not in ("show", "probe"):
-        raise InputError(f"cluster {action}", "a cluster can be shown or probed", f"cluster show {action}")
+        raise InputError(f"cluster {action}", "a cluster can be shown or probed", _meant(action))
     if action == "probe" and isinstance(name, str) and "local" not in name:
         raise InputError(f"cluster probe {name}", "only this machine can be probed", "cluster probe local")
     found = cluster_for(name, set, refresh=refresh or action == "probe")
     if output:
         found.save(output)
     return Described(found, output or "")
+
+
+def _meant(action: str) -> str:
+    """What may have been meant by an action that there is not: showing the cluster of that name, if it is one."""
+    from trainplan.cluster.parse import cluster as parse
+
+    try:
+        if "local" not in action:  # which would be probed
+            parse(action)
+        return f"cluster show {action}"
+    except TrainplanError:
+        return "cluster show, or cluster probe"
 
 
 def predict(
@@ -86,13 +118,17 @@ def predict(
     set: Changes = (),
     compile: bool = False,
     trace: str | None = None,
+    *,
+    inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
 ) -> Predicted:
     """Time and memory of one plan."""
     from trainplan.predict.predict import predict as simulate
     from trainplan.report.answers import Predicted
     from trainplan.report.trace import write
 
-    s = situation(model, cluster, batch, profile, set, compile)
+    s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer))
     chosen, there = plan_for(plan, s)
     found = simulate(chosen, s.profile, there, s.batch, keep=trace is not None)
     if trace:
@@ -111,6 +147,10 @@ def recommend(
     compile: bool = False,
     run: bool = False,
     steps: int = 12,
+    *,
+    inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
 ) -> Recommended:
     """The fastest plans that fit, with reasons. `run`: train with the best one, and on one device, to see."""
     from trainplan.report.answers import Recommended
@@ -119,7 +159,7 @@ def recommend(
     from trainplan.search.recommend import recommend as search
     from trainplan.units import parse_bytes
 
-    s = situation(model, cluster, batch, profile, set, compile)
+    s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer), runs=run)
     limit = parse_bytes(memory) if memory is not None else None
     with progress() as report:
         found = search(s.profile, s.cluster, s.batch, limit, top, progress=report)
@@ -129,7 +169,7 @@ def recommend(
         chosen = [found.best, found.single if found.best.plan.world > 1 else (others or [found.best])[0]]
         runs = [_run(s, p, found.cluster, steps, None, compile) for p in dict.fromkeys(p.plan for p in chosen)]
     following: list[str] = []
-    if found.ranked:
+    if found.ranked and can_run(s):  # else there is no command line that means this model
         from trainplan.plan.text import text
 
         asked = model if isinstance(model, str) else s.workload or "MODEL"
@@ -149,12 +189,16 @@ def explain(
     profile: str | Profile | None = None,
     set: Changes = (),
     compile: bool = False,
+    *,
+    inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
 ) -> Explanation:
     """A plan in plain words: what sits where, what moves when, where time and memory go."""
     from trainplan.predict.predict import predict as simulate
     from trainplan.report.explain import explain as words
 
-    s = situation(model, cluster, batch, profile, set, compile)
+    s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer))
     chosen, there = plan_for(plan, s)
     return words(simulate(chosen, s.profile, there, s.batch, keep=True), s.profile, there)
 
@@ -177,6 +221,10 @@ def run(
     endpoint: str = "",
     max_restarts: int = 0,
     dry_run: bool = False,
+    *,
+    inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
 ) -> Ran | Prepared | RanElsewhere:
     """Train under a plan on real processes, and put what happened beside what was predicted.
 
@@ -187,9 +235,18 @@ def run(
     On several machines (`nnodes`), every one runs the same command with the same `endpoint`. They need not share a
     folder: the results are gathered on one of them, and the others' answer says which.
     """
-    s = situation(model, cluster, batch, profile, (), compile)
+    from trainplan.engine.launch import check_request
+
+    fields: dict[str, Any] = {
+        "data": data,
+        "samples": samples,
+        "resume": resume,
+        "save_every": save_every,
+        "seed": seed,
+    }
+    check_request(out, **fields)  # before a profile is measured, which takes its time
+    s = situation(model, cluster, batch, profile, (), compile, parts(inputs, loss, optimizer), runs=True)
     chosen, there = plan_for(plan, s)
-    fields = {"data": data, "samples": samples, "resume": resume, "save_every": save_every, "seed": seed}
     start: dict[str, Any] = {"nnodes": nnodes, "endpoint": endpoint, "max_restarts": max_restarts}
     if dry_run:
         return _prepare(s, chosen, there, steps, out, compile, start, fields)
@@ -204,11 +261,12 @@ def _prepare(
     from pathlib import Path
 
     from trainplan.engine.job import Job
-    from trainplan.engine.launch import torchrun
+    from trainplan.engine.launch import check_data, torchrun
     from trainplan.plan.text import to_json
     from trainplan.predict.predict import predict as simulate
     from trainplan.report.answers import Prepared
 
+    check_data(name_of(s), s.batch, **fields)
     device = "cpu" if s.profile.device == "cpu" else "cuda"
     folder = Path(out or "trainplan-run").resolve()
     job = Job(
@@ -251,12 +309,13 @@ def _start(
     then = s.profile.provenance.reference_s
     return Ran(
         prediction=expected,
-        step_seconds=tuple(result.steady_seconds or result.step_seconds),
+        step_seconds=tuple(result.steady_seconds),
         losses=tuple(result.losses),
         peak_bytes=tuple(result.peak_bytes),
         out=result.out,
         drift=median(result.references) / then if result.references and then else 0.0,
         joined=join(expected.timeline(), result.timeline) if result.timeline.events else None,
+        warm_up=result.warm_up,
     )
 
 
@@ -270,12 +329,18 @@ def compare(
     profile: str | Profile | None = None,
     out: str | None = None,
     seed: int = 0,
+    *,
+    inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
 ) -> Compared:
     """Train a few steps under a plan, and the same pieces in one process, in float64: how far they are apart."""
     from trainplan.engine.compare import compare as hold
+    from trainplan.engine.launch import check_request
     from trainplan.report.answers import Compared
 
-    s = situation(model, cluster, batch, profile, (), False)
+    check_request(out)
+    s = situation(model, cluster, batch, profile, (), False, parts(inputs, loss, optimizer), runs=True)
     chosen, there = plan_for(plan, s)
     found = hold(
         name_of(s), chosen, steps=steps, batch=s.batch, seed=seed, backend=there.backend, device=torch_device(s)
@@ -303,6 +368,10 @@ def timeline(
     step: int | None = None,
     width: int = 100,
     trace: str | None = None,
+    *,
+    inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
 ) -> Drawn:
     """Draw a plan's predicted timeline, or a saved one; with `measured`, both, joined."""
     from trainplan.predict.predict import predict as simulate
@@ -314,7 +383,7 @@ def timeline(
     if plan is None:
         shown = [model if isinstance(model, Timeline) else Timeline.load(model)]
     else:
-        s = situation(model, cluster, batch, profile, set, compile)
+        s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer))
         chosen, there = plan_for(plan, s)
         expected: Prediction = simulate(chosen, s.profile, there, s.batch, keep=True)
         shown = [expected.timeline()]
@@ -347,7 +416,8 @@ def build(
 
     `model` is a module with its values (the same on every rank), or a workload or its name. For a module, `loss` and
     `inputs` (an example batch, or a function of samples and seed) are needed, as in `trainplan.workload.user`. What a
-    plan in one line leaves open is chosen by the model's estimated times, alike on every rank.
+    plan in one line leaves open is chosen by the model's estimated times on this rank's kind of device, which must be
+    the same on every rank.
     """
     from torch import nn
 
@@ -365,7 +435,7 @@ def build(
     world = join(backend)[1] if "WORLD_SIZE" in os.environ else 1
     if not isinstance(plan, Plan):
         request = parse(plan) if isinstance(plan, str) else plan
-        there = parse_cluster(f"{world}xcpu")
+        there = parse_cluster(ranks(world, device))
         plan = resolve(request, estimate(workload, there.device(0)), there, workload.batch)
     own = model if isinstance(model, nn.Module) else None
     return assemble(plan, workload, backend=backend, device=device, seed=seed, compiled=compiled, model=own)

@@ -27,9 +27,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[
-    str, typer.Argument(help="resnet50:cifar10, gpt:layers=12,…, hf:gpt2, file.py:function, profile.json")
-]
+_NAMES = "resnet50:cifar10, gpt:layers=12,…, hf:gpt2, file.py:function"
+Model = Annotated[str, typer.Argument(help=f"{_NAMES}, profile.json")]
+Workload = Annotated[str, typer.Argument(help=_NAMES)]
 Plan = Annotated[str, typer.Option(help="Such as 'dp=4', 'pp=2 micro=8', or a system's key: trainplan systems.")]
 Cluster = Annotated[str, typer.Option(help="4xTitanRTX, 2x8xH100-SXM, a .yaml or .json file, or local: this machine.")]
 Batch = Annotated[int | None, typer.Option(help="Samples of one optimizer step, over all devices.")]
@@ -52,7 +52,7 @@ def _answer(json: bool, function: Callable[..., Any], *arguments: object) -> Non
 
 @app.command()
 def profile(
-    model: Model,
+    model: Workload,
     cluster: Cluster = "local",
     batch: Batch = None,
     output: Output = None,

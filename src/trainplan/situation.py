@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainplan.errors import InputError, PlanError, RunError
+from trainplan.errors import InputError, PlanError, RunError, TrainplanError
 
 if TYPE_CHECKING:
     from trainplan.cluster.cluster import Cluster
     from trainplan.plan.plan import Plan, Request
     from trainplan.profile.profile import Profile
+    from trainplan.workload.workload import Workload
 
 Changes = Sequence[str] | Mapping[str, str]
 
@@ -28,6 +29,7 @@ class Situation:
     profile: Profile
     cluster: Cluster
     batch: int
+    made: Workload | None = None  # in Python; None: it came as a name or a profile
 
 
 def cluster_for(cluster: str | Cluster, set: Changes = (), refresh: bool = False) -> Cluster:
@@ -92,23 +94,52 @@ def device_here(name: str) -> str | None:
     return None
 
 
+def parts(inputs: Any, loss: Any, optimizer: Any) -> dict[str, Any]:
+    """What was given from Python beside the model."""
+    given = {"inputs": inputs, "loss": loss, "optimizer": optimizer}
+    return {key: value for key, value in given.items() if value is not None}
+
+
 def situation(
-    model: Any, cluster: str | Cluster, batch: int | None, profile: str | Profile | None, set: Changes, compile: bool
-) -> Situation:
+    model: Any, cluster: str | Cluster, batch: int | None, profile: str | Profile | None, set: Changes, compile: bool,
+    given: Mapping[str, Any] = {}, runs: bool = False,
+) -> Situation:  # fmt: skip
+    """The model on the cluster; `given` are its `parts`. `runs`: other processes must be able to load it."""
     from trainplan.profile.profile import Profile
 
     if batch is not None and batch < 1:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
-    there = cluster_for(cluster, set)
     known: Any = profile
     if known is None and (isinstance(model, Profile) or _is_profile(model)):
         known = model
+    if known is not None and given:
+        why = "a profile was made with inputs, loss and optimizer, and cannot take others"
+        raise InputError(f"{', '.join(f'{key}=' for key in given)} with a profile", why, "leaving them out")
+    made = made_in_python(model, given, runs) if known is None else None
+    there = cluster_for(cluster, set)
     if known is not None:
         found = known if isinstance(known, Profile) else Profile.load(known)
         name = model if isinstance(model, str) and known is not model else found.workload
         return Situation(name, found, there, batch or found.batch)
-    found = profile_for(model, there, batch, compile=compile)
-    return Situation(found.workload, found, there, batch or found.batch)
+    found = profile_for(made or model, there, batch, compile=compile)
+    return Situation(found.workload, found, there, batch or found.batch, made)
+
+
+def made_in_python(model: Any, given: Mapping[str, Any] = {}, runs: bool = False) -> Workload | None:
+    """The workload, where it is more than a name; `runs`: it is refused where other processes cannot make it again."""
+    if isinstance(model, str) and not given:
+        return None
+    from torch import nn
+
+    from trainplan.workload.load import load
+
+    if runs and isinstance(model, nn.Module):
+        raise _stays(f"{type(model).__name__}, which was made in Python", "a module has no name")
+    made = load(model, **given)
+    if runs and not _travels(made):
+        why = f"what the name {made.name!r} stands for there is not this one"
+        raise _stays(f"{made.name}, with parts that were given in Python", why)
+    return made
 
 
 def _is_profile(model: Any) -> bool:
@@ -132,13 +163,37 @@ def plan_for(plan: str | Plan | Request, s: Situation) -> tuple[Plan, Cluster]:
 
 
 def name_of(s: Situation) -> str:
-    if not s.workload or s.workload.startswith("module"):
-        raise RunError(
-            "running a model that was made in Python",
-            "the processes of a run load it by its name, and it has none",
-            "path/file.py:function, or trainplan.build in your own training loop",
-        )
+    """The name by which the processes of a run load the model."""
+    if not s.workload or s.workload.startswith("module:"):
+        raise _stays("a model that was made in Python", "it has none")
     return s.workload
+
+
+def can_run(s: Situation) -> bool:
+    """Whether other processes can load the model by its name."""
+    return bool(s.workload) and not s.workload.startswith("module:") and (s.made is None or _travels(s.made))
+
+
+def _travels(made: Workload) -> bool:
+    """Whether its name brings a workload back in another process, with all that it was given."""
+    from dataclasses import replace
+
+    from trainplan.profile.cache import fingerprint
+    from trainplan.workload.load import load
+
+    try:
+        again = load(made.name)
+    except TrainplanError:
+        return False
+    return bool(fingerprint(replace(again, batch=made.batch)) == fingerprint(made))  # a run is told its batch
+
+
+def _stays(what: str, why: str) -> RunError:
+    return RunError(
+        f"running {what}",
+        f"a run starts new processes, which make the model anew by its name, and {why}",
+        "a function in a file that returns it, named as path/file.py:function; or trainplan.build in your own loop",
+    )
 
 
 def torch_device(s: Situation) -> str:
@@ -147,3 +202,25 @@ def torch_device(s: Situation) -> str:
         why = f"the plan is for {s.profile.device}, and this machine has none"
         raise RunError(f"running on {s.cluster.name}", why, "--cluster local")
     return here
+
+
+def ranks(world: int, device: str) -> str:
+    """The short form of the cluster that the ranks are on, as far as torchrun tells."""
+    import os
+    import warnings
+
+    import torch
+
+    from trainplan.cluster import catalogue
+    from trainplan.profile.machine import name_of as device_name
+
+    name = device_name(torch.device(device))
+    if name == "cpu":
+        return f"{world}xcpu"
+    if not catalogue.has("device", name):
+        warnings.warn(
+            f"{name} is not in the catalogue, so what the plan leaves open is chosen as on CPUs", stacklevel=3
+        )
+        return f"{world}xcpu"
+    a_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    return f"{world // a_node}x{a_node}x{name}" if world % a_node == 0 else f"{world}x{name}"

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainplan.engine.launch import run, torchrun
-from trainplan.errors import RunError
+from trainplan.engine.launch import check_request, run, torchrun
+from trainplan.errors import InputError, RunError
 from trainplan.plan.plan import Plan, plan
 from trainplan.program.timeline import Timeline
 
@@ -36,7 +36,8 @@ def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path) -> None
     assert result.losses[0] == pytest.approx(
         run(MODEL, plan(blocks=4), steps=1, batch=8, show=False).losses[0], rel=1e-5
     )
-    assert "step 4/4  loss" in (tmp_path / "rank-1.log").read_text()
+    log = (tmp_path / "rank-1.log").read_text()
+    assert re.search(r"step 4/4  loss [\d.]+  [\d.]+ m?s on rank 1  ", log)  # whose clock it is
     assert (tmp_path / "rank-0.log").exists()
     timeline = Timeline.load(tmp_path / "timeline.json")
     assert timeline == result.timeline
@@ -102,6 +103,13 @@ def test_under_a_plain_torchrun(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "step 3/3" in done.stdout
+
+
+def test_a_checkpoint_between_two_names_is_rank_0s_to_put_back(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it is not there"):
+        check_request(resume=str(tmp_path / "checkpoint-2"))
+    (tmp_path / ".checkpoint-2.old").mkdir()
+    check_request(resume=str(tmp_path / "checkpoint-2"))
 
 
 def test_a_run_needs_as_many_ranks_on_every_node() -> None:

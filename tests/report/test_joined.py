@@ -102,12 +102,21 @@ def test_what_only_one_side_has_is_named():
 
 
 def test_noise_floor():
-    assert noise_floor([1.0]) == 0.0
+    assert noise_floor([1.0]) is None
     assert noise_floor([2.0, 2.0, 2.0]) == 0.0
     assert noise_floor([1.0, 3.0, 1.0, 3.0]) == 1.0
 
 
+def test_one_step_says_nothing_of_noise():
+    one = timeline("measured", ("0F0", "F", 0, 0, 1))
+    assert join(one, one).noise is None
+    assert "(one step): error 0.0 %, noise floor not known" in str(join(one, one))
+
+
 def test_refused():
+    other = Timeline("measured", 1, 1, (Event("0F0", "F", 0, 0, 1),), "another")
+    with pytest.raises(InputError, match=r"one is of the plan 'test', the other of 'another'"):
+        join(timeline("predicted", ("0F0", "F", 0, 0, 1)), other)
     one = timeline("predicted", ("0F0", "F", 0, 0, 1))
     with pytest.raises(InputError, match="one has 1 ranks, the other 2"):
         join(one, timeline("measured", ("0F0", "F", 0, 0, 1), world=2))

@@ -51,6 +51,9 @@ def returns_a_pair():
 def has_no_model():
     return {"inputs": torch.zeros(1), "loss": "mse"}
 
+def misspelt():
+    return {"model": nn.Linear(2, 2), "inpts": torch.zeros(1, 2), "loss": "mse"}
+
 def builds_nothing():
     return {"build": lambda: 3, "inputs": torch.zeros(1), "loss": "mse"}
 
@@ -167,6 +170,7 @@ def test_a_file_that_changed_is_read_again(folder):
         ("models.py:returns_a_model", ModelError, "returned Linear. Try a dict"),
         ("models.py:returns_a_pair", ModelError, "returned tuple of 2 items. Try a dict"),
         ("models.py:has_no_model", ModelError, "has no model"),
+        ("models.py:misspelt", InputError, "'inpts' of workload .*no such field. Try inputs"),
         ("models.py:model_is_a_word", ModelError, "its model is a str"),
     ],
 )

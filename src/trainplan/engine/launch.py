@@ -21,7 +21,7 @@ from trainplan.engine.faults import failure
 from trainplan.engine.job import Job
 from trainplan.engine.measurement import Measurement, RunResult, together
 from trainplan.engine.nodes import Elsewhere, elsewhere
-from trainplan.errors import RunError
+from trainplan.errors import InputError, RunError
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 
@@ -54,6 +54,9 @@ def start(
 
     On several, each starts its own ranks, and the results are gathered on one: the others get to know which.
     """
+    _meeting(plan.world, nnodes, endpoint, max_restarts)
+    check_request(out, **fields)
+    check_data(workload_text, batch, **fields)
     folder = Path(out) if out else Path(tempfile.mkdtemp(prefix="trainplan-run-"))
     folder.mkdir(parents=True, exist_ok=True)
     # Ranks start when all nodes are there, so nothing of this run is removed, also where nodes share the folder.
@@ -74,23 +77,71 @@ def start(
     return elsewhere(folder) or gather(job, plan)
 
 
-def torchrun(job: Path, world: int, nnodes: str = "1", endpoint: str = "", max_restarts: int = 0) -> list[str]:
-    """The command that starts the ranks of this machine, and starts them again should one fail (`attempt.py`)."""
-    nodes = int(nnodes.split(":")[0])
+# What is known to fail is refused before a process is started or a folder made.
+
+
+def check_request(
+    out: str | Path | None = None, resume: str = "", samples: int = 0, save_every: int = 0, **_: Any
+) -> None:
+    """Refuse what cannot be: a folder that is a file, a checkpoint that is not there, numbers below zero."""
+    for option, value in (("--samples", samples), ("--save-every", save_every)):
+        if value < 0:
+            raise InputError(f"{option} {value}", "it counts something", f"{option} {-value}, or leaving it out")
+    if out:
+        path = Path(out)
+        found = next(place for place in (path, *path.parents) if place.exists())
+        if not found.is_dir():
+            raise InputError(f"--out {out}", f"{found} is a file, and a run needs a folder", "--out trainplan-run")
+        if not os.access(found, os.W_OK):
+            raise InputError(f"--out {out}", f"nothing can be written into {found}", "--out trainplan-run")
+    if resume:
+        from trainplan.engine.checkpoint import read_about
+
+        path = Path(resume)
+        # Whoever was killed between the two renames of a save left the checkpoint here; rank 0 puts it back.
+        if path.exists() or not path.with_name(f".{path.name}.old").exists():
+            read_about(path)
+
+
+def check_data(
+    workload_text: str, batch: int, data: str = "", samples: int = 0, seed: int = 0,
+    overrides: dict[str, Any] | None = None, **_: Any,
+) -> None:  # fmt: skip
+    """Refuse data that cannot be read, or of which there is less than a batch."""
+    if not data:
+        return
+    from trainplan.workload.datasets import open_data
+    from trainplan.workload.load import load
+
+    found = len(open_data(data, load(workload_text, **(overrides or {})), samples=samples, seed=seed))
+    if found < batch:
+        why = f"it has {found:,} samples, and a batch has {batch:,}"
+        raise InputError(f"--data {data}", why, f"--batch {found}" if found else "data with samples in it")
+
+
+def _meeting(world: int, nnodes: str, endpoint: str, max_restarts: int) -> list[str]:
+    """The options that tell torchrun which ranks meet where."""
+    first = nnodes.split(":")[0]
+    if not first.isdigit() or first == "0":
+        raise RunError(f"--nnodes {nnodes}", "it is the number of machines", "--nnodes 2")
+    nodes = int(first)
     if world % nodes:
         raise RunError(f"{world} ranks on {nodes} nodes", "every node must run as many", f"a divisor of {world}")
+    if max_restarts < 0:
+        raise RunError(f"{max_restarts} restarts", "a run can be started again 0 times or more", "--max-restarts 0")
     place = ["--standalone"] if nnodes == "1" else ["--nnodes", nnodes, "--rdzv-backend", "c10d"]
     if nnodes != "1":
         if not endpoint:
             raise RunError(f"a run on {nnodes} nodes", "the nodes must know where to meet", "--endpoint HOST:PORT")
         place += ["--rdzv-endpoint", endpoint]
-    if max_restarts < 0:
-        raise RunError(f"{max_restarts} restarts", "a run can be started again 0 times or more", "--max-restarts 0")
     place += ["--max-restarts", str(max_restarts)] if max_restarts else []
-    return [
-        sys.executable, "-m", "torch.distributed.run", *place, "--nproc-per-node", str(world // nodes), "-m",
-        "trainplan.run", str(job),
-    ]  # fmt: skip
+    return [*place, "--nproc-per-node", str(world // nodes)]
+
+
+def torchrun(job: Path, world: int, nnodes: str = "1", endpoint: str = "", max_restarts: int = 0) -> list[str]:
+    """The command that starts the ranks of this machine, and starts them again should one fail (`attempt.py`)."""
+    place = _meeting(world, nnodes, endpoint, max_restarts)
+    return [sys.executable, "-m", "torch.distributed.run", *place, "-m", "trainplan.run", str(job)]
 
 
 def _wait(command: list[str], said: Path, show: bool) -> int:

@@ -53,7 +53,7 @@ class RunResult:
 
     @property
     def steady_seconds(self) -> list[float]:
-        """Step times after the warm-up."""
+        """Step times after the warm-up; none where the run was not longer than that."""
         return self.step_seconds[self.warm_up :]
 
 

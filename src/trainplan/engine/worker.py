@@ -178,7 +178,7 @@ def _train(trainer: Trainer, job: Job, out: Path, start: Begun) -> Measurement:
         steps.append(result)
         if speaks:
             done, memory = trainer.steps_done - first, peak_bytes(trainer.device)
-            _say(result, trainer.workload, memory, last, started, done, last - first)
+            _say(result, trainer.rank, trainer.workload, memory, last, started, done, last - first)
         if job.save_every and trainer.steps_done % job.save_every == 0:
             keep_steps(out, trainer.rank, steps)  # before: where there is a checkpoint, every rank has kept them
             checkpoint.save(trainer, out / f"checkpoint-{trainer.steps_done}")
@@ -193,10 +193,13 @@ def _train(trainer: Trainer, job: Job, out: Path, start: Begun) -> Measurement:
     )
 
 
-def _say(result: StepResult, workload: Workload, memory: int, last: int, started: float, done: int, steps: int) -> None:
+def _say(
+    result: StepResult, rank: int, workload: Workload, memory: int, last: int, started: float, done: int, steps: int
+) -> None:
+    """A line of the log. Its seconds are this rank's own; the result of a run has those of each step's slowest rank."""
     left = (now() - started) / done * (steps - done)
     print(
-        f"step {result.step + 1}/{last}  loss {result.loss:.4f}  {units.seconds(result.seconds)}  "
+        f"step {result.step + 1}/{last}  loss {result.loss:.4f}  {units.seconds(result.seconds)} on rank {rank}  "
         f"{result.samples / result.seconds:,.1f} {workload.sample}s/s  "
         f"memory {units.gib(memory)}  "
         f"eta {units.seconds(left)}",

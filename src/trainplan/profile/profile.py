@@ -216,7 +216,7 @@ class Profile:
 
     @staticmethod
     def load(path: str | Path) -> Profile:
-        return files.from_json(Profile, files.read(path, "profile"))
+        return files.from_json(Profile, files.read(path, "profile"), f"profile {path}")
 
 
 _CURVES = (

@@ -59,7 +59,7 @@ class Joined:
     total: Row
     kinds: tuple[Row, ...]  # the largest difference first
     ops: tuple[Row, ...]  # the same, for every operation of every rank
-    noise: float  # how far two halves of the measurement are apart, relative
+    noise: float | None  # how far two halves of the measurement are apart, relative; None: one step has no halves
     steps: int  # that were measured
     only_predicted: tuple[str, ...] = ()
     only_measured: tuple[str, ...] = ()
@@ -84,9 +84,10 @@ class Joined:
     def summary(self) -> str:
         """One line: how far off, and how far off one can tell."""
         error = self.total.error or 0.0
+        of = f"median of {self.steps} steps" if self.steps > 1 else "one step"
         return (
-            f"predicted {seconds(self.total.predicted_s)}, measured {seconds(self.total.measured_s)} a step "
-            f"(median of {self.steps}): error {percent(error)}, noise floor {percent(self.noise)}"
+            f"predicted {seconds(self.total.predicted_s)}, measured {seconds(self.total.measured_s)} from the first "
+            f"operation of a step to its last ({of}): error {percent(error)}, noise floor {noise_words(self.noise)}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -99,6 +100,12 @@ class Joined:
 
 def join(predicted: Timeline, measured: Timeline) -> Joined:
     """Two timelines of one plan, by operation: medians over the measured steps, the last predicted step."""
+    if predicted.title and measured.title and predicted.title != measured.title:
+        raise InputError(
+            "joining a predicted timeline with a measured one",
+            f"one is of the plan {predicted.title!r}, the other of {measured.title!r}",
+            f"--plan {measured.title!r}",
+        )
     if predicted.world != measured.world:
         raise InputError(
             f"joining {predicted.title!r} with {measured.title!r}",
@@ -126,17 +133,26 @@ def join(predicted: Timeline, measured: Timeline) -> Joined:
     )
 
 
-def noise_floor(values: list[float]) -> float:
+def noise_floor(values: list[float]) -> float | None:
     """How far the medians of every other value are from those between, relative: less cannot be told from chance.
 
-    >>> noise_floor([1.0, 1.2, 1.0, 1.2])
-    0.18181818181818177
+    >>> noise_floor([1.0, 1.2, 1.0, 1.2]), noise_floor([1.0])
+    (0.18181818181818177, None)
     """
     if len(values) < 2:
-        return 0.0
+        return None
     first, second = median(values[0::2]), median(values[1::2])
     middle = (first + second) / 2
     return abs(first - second) / middle if middle else 0.0
+
+
+def noise_words(noise: float | None) -> str:
+    """A noise floor in words.
+
+    >>> noise_words(0.034), noise_words(None)
+    ('3.4 %', 'not known')
+    """
+    return "not known" if noise is None else percent(noise)
 
 
 def kind_words(kind: str) -> str:

@@ -23,7 +23,9 @@ def systems(keys: Sequence[str] = ()) -> Systems:
     """All systems, or those of these keys."""
     for key in keys:
         if key not in SYSTEMS:
-            raise InputError(f"system {key!r}", "there is no such system", nearest(key, SYSTEMS))
+            close = nearest(key, [row.key for row in SYSTEMS.values() if row.choices])  # those that are built
+            instead = "trainplan systems, which lists them all" if close.startswith("one of") else close
+            raise InputError(f"system {key!r}", "there is no such system", instead)
     rows = []
     for row in SYSTEMS.values():
         if keys and row.key not in keys:

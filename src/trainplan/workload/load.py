@@ -121,6 +121,15 @@ def _with_functions(workload: Workload, functions: dict[str, Any]) -> Workload:
         from trainplan.workload.losses import as_loss
 
         functions = functions | {"loss": as_loss(functions["loss"], workload.name)}
+    if "inputs" in functions:
+        from trainplan.workload.module import as_inputs
+
+        functions = functions | {"inputs": as_inputs(functions["inputs"], workload.name)}
+    if isinstance(functions.get("optimizer"), str):
+        from trainplan.workload.training import named_optimizer
+
+        word = {"optimizer": functions["optimizer"]}
+        functions = functions | {"optimizer": named_optimizer(word, workload.name)[0]}
     fields = {field.name for field in dataclasses.fields(Workload)} - {"name", "build"}
     for key in functions:
         if key not in fields:

@@ -42,13 +42,13 @@ def load_module(model: Any, **given: Any) -> Workload:
 
 def assemble(name: str, build: Callable[[], nn.Module], given: dict[str, Any]) -> Workload:
     """A workload from what a user gives: `inputs` and `loss`, and anything that has a default."""
-    for key in ("inputs", "loss"):
-        if given.get(key) is None:
-            raise ModelError(f"workload {name}", f"it has no {key}", f"giving {key}=; see trainplan.workload.user")
     known = ("inputs", "loss", "batch", "samples_per_epoch", "clip_norm", *OPTIMIZER_KEYS, *_EXTRA)
     for key in given:
         if key not in known:
             raise InputError(f"{key!r} of workload {name}", "a workload has no such field", nearest(key, known))
+    for key in ("inputs", "loss"):
+        if given.get(key) is None:
+            raise ModelError(f"workload {name}", f"it has no {key}", f"giving {key}=; see trainplan.workload.user")
     inputs = as_inputs(given["inputs"], name)
     batch = options.value(given.get("batch", BATCH), Option("batch", BATCH, minimum=1), name)
     epoch = options.value(given.get("samples_per_epoch", EPOCH), Option("samples_per_epoch", EPOCH, minimum=1), name)
