@@ -1,7 +1,5 @@
 """Evaluation under a plan: the loss of the model in evaluation mode, and nothing changes."""
 
-import copy
-
 import pytest
 import torch
 
@@ -11,13 +9,17 @@ from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan, plan
 
 
+def held(trainer) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in {**trainer.parameters, **trainer.buffers}.items()}
+
+
 def evaluate(rank: int, world: int, chosen: Plan):
     job, model, captured = jobs.built("residual", "sgd")
     trainer = Trainer(chosen, job, captured, lambda names: jobs.values_of(model), seed=7)
     trainer.step(job.inputs(8, seed=0))
-    before = copy.deepcopy({**trainer.parameters, **trainer.buffers})
+    before = {name: value.detach().clone() for name, value in held(trainer).items()}
     loss = trainer.evaluate(job.inputs(6, seed=9))
-    after = {**trainer.parameters, **trainer.buffers}
+    after = held(trainer)
     same = all(torch.equal(before[name], after[name]) for name in before)
     state = {name: value.clone() for name, value in after.items()} if trainer.replica == 0 else {}
     if world > 1:
@@ -32,8 +34,10 @@ def evaluate(rank: int, world: int, chosen: Plan):
         plan(dp=2, bucket=300, blocks=5),
         plan(pp=2, micro=2, schedule="1f1b", stages=(2,), blocks=5),
         plan(pp=4, micro=2, schedule="gpipe", stages=(1, 2, 3), blocks=5),
+        plan(pp=2, micro=2, schedule="interleaved", chunks=2, stages=(1, 2, 3), blocks=5),
+        plan(pp=2, micro=2, schedule="gems", stages=(2,), blocks=5),
     ],
-    ids=["single", "dp", "pp2", "pp4 with a skip"],
+    ids=["single", "dp", "pp2", "pp4 with a skip", "two stages a rank", "two directions"],
 )
 def test_evaluate(chosen: Plan) -> None:
     results = [evaluate(0, 1, chosen)] if chosen.world == 1 else pool(chosen.world).run(evaluate, chosen)
