@@ -21,7 +21,8 @@ def evaluate(rank: int, world: int, chosen: Plan):
     loss = trainer.evaluate(job.inputs(6, seed=9))
     after = held(trainer)
     same = all(torch.equal(before[name], after[name]) for name in before)
-    state = {name: value.clone() for name, value in after.items()} if trainer.replica == 0 else {}
+    first = [copy.stage for copy in trainer.part.held.values() if copy.is_first_copy]
+    state = {name: value.clone() for stage in first for name, value in stage.state_dict().items()}
     if world > 1:
         trainer.close()
     return loss, same, state
