@@ -99,7 +99,7 @@ def _cases() -> list[Case]:
         ),
         Case("dapple", "tied", {**adam, "stages": (4,)}, optimizer="grouped_adamw", fields={"schedule": "onecycle"}),
     ]  # fmt: skip
-    return cases + grouped + _orders()
+    return cases + grouped + ORDERS
 
 
 def _orders() -> list[Case]:
@@ -142,6 +142,7 @@ def _orders() -> list[Case]:
     ]
 
 
+ORDERS = _orders()
 CASES = _cases()
 # One of each system, the first that is listed, and a pipeline with replicas.
 _PLAIN = [case for case in CASES if case.model == "tied" and case.optimizer == "sgd" and not case.fields]

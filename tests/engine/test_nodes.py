@@ -128,7 +128,7 @@ def test_checkpoints_need_a_folder_that_all_nodes_see(tmp_path: Path) -> None:
 
 
 def handed(rank: int, world: int, folder: Path) -> None:
-    nodes.hand_over(Measurement(rank, 0, rank, (1.0,), (None,), (), 0, (), {}), PIPELINE, folder)
+    nodes.hand_over(Measurement(rank, 0, (rank,), (1.0,), (None,), (), 0, (), {}), PIPELINE, folder)
 
 
 def test_nodes_that_share_a_folder_find_the_results_there(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from trainplan.program.ops import RECEIVES, SENDS, Kind, Value
 from trainplan.program.program import Program
 
 Ends = tuple[tuple[int, int], ...]  # (value, stage at the other end)
+_READ = (Value.BOUNDARY, Value.TOKEN)  # what somebody reads; the rest is nothing but memory
 _COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
@@ -94,7 +95,7 @@ def _instruction(
         group=int(program.group[op]), waits=bool(program.waits[op]), reads=tuple(reads),
         frees=tuple(int(v) for v in program.frees.row(op) if program.value_rank[v] in (rank, -1)),
         sent_by=next((int(program.value_maker[v]) for v in reads if kind in RECEIVES), -1),
-        made=() if compute else tuple(here),
+        made=() if compute else tuple(v for v in here if program.value_kind[v] in _READ),
         inputs=came(Kind.RECV_F, True) if compute else (), outputs=leaves(Kind.SEND_F) if compute else (),
         gradients=came(Kind.RECV_B, False) if compute else (), backwards=leaves(Kind.SEND_B) if compute else (),
         saved=tuple(v for v in here if compute and program.value_kind[v] == Value.SAVED),
