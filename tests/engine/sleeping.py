@@ -234,7 +234,7 @@ def _systems() -> list[Case]:
         *(
             Case(key, "sleeping", {**choices, "recompute": recompute}, (batch,))
             for key, batch, choices in systems
-            for recompute in (("none", "full") if key != "naive" else ("none",))
+            for recompute in (("none", "full") if key not in ("naive", "ddp") else ("none",))
         ),
         *(Case(key, "sleeping", choices, (batch,)) for key, batch, choices in orders),
     ]

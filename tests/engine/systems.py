@@ -128,7 +128,7 @@ def _orders() -> list[Case]:
     ]
     cases = [
         Case(key, model, {**choices, "schedule": schedule})
-        for model in ("chain", "residual", "tied")
+        for model in ("residual", "tied")
         for key, schedule, choices in orders
     ]
     bites, one_cycle = {"clip_norm": 0.05}, {"schedule": "onecycle"}
