@@ -1,9 +1,11 @@
-"""Our engine against torch's own: the same model, cut in the same places, on the same processes, step by step in turn.
+"""Our engine against others: the same model, cut in the same places, on the same processes, step by step in turn.
 
     python benchmarks/engine.py --ranks 2 4 --pairs 60
+    python benchmarks/engine.py --ranks 2 --systems torchgpipe        after: pip install torchgpipe
 
-For each of DDP, ScheduleGPipe and Schedule1F1B: the ratio of our step to torch's, over interleaved pairs, with a 95 %
-bootstrap interval of the median. "Not slower" means that its upper end is at most 1.05.
+For each of DDP and torch's own pipelines: the ratio of our step to theirs, over interleaved pairs, with a 95 %
+bootstrap interval of the median. "Not slower" means that its upper end is at most 1.05. torchgpipe, which is not
+installed with the other tools, runs its stages in threads of one process: one a device, and both devices are the CPU.
 """
 
 import argparse
@@ -11,19 +13,21 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from trainplan.bench.pool import pool
 from trainplan.engine.trainer import build
 from trainplan.plan.plan import Plan, plan
+from trainplan.plan.rules import CHUNKED
 from trainplan.profile.machine import describe
 from trainplan.workload.workload import Batch, Loss, Workload
 
@@ -61,52 +65,93 @@ def workload() -> Workload:
     return Workload("layers", model, batch, Loss(F.mse_loss, lambda b: b.samples), optimizer, BATCH, 1000)
 
 
-def by_torch(kind: str, rank: int, world: int):
-    """A function that does one step as torch does it, by hand."""
-    data = batch(BATCH, 0)
-    if kind == "ddp":
-        whole = DistributedDataParallel(model())
-        own = optimizer(whole.parameters())
-        part = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+# What torch calls the orders of work that both have.
+TORCH = {
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "looped": schedules.ScheduleLoopedBFS,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zb-h1": schedules.ScheduleInterleavedZeroBubble,  # with one stage a rank
+    "zb-v": schedules.ScheduleZBVZeroBubble,
+}
+SYSTEMS = ("ddp", *TORCH)
+Step = Callable[[], object]
 
-        def step() -> None:
-            loss = F.mse_loss(whole(data.args[0][part]), data.targets[part])
-            loss.backward()
-            own.step()
-            own.zero_grad(set_to_none=True)
 
-        return step
-    size = LAYERS // world
-    module = model()[rank * size : (rank + 1) * size]
-    stage = PipelineStage(module, rank, world, torch.device("cpu"))
-    schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind](stage, MICRO, F.mse_loss)
-    own = optimizer(module.parameters())
+def chosen(system: str, world: int) -> Plan:
+    """Our plan of the same thing."""
+    if system == "ddp":
+        return plan(dp=world, blocks=LAYERS)
+    schedule, chunks = "gpipe" if system == "torchgpipe" else system, 2 if system in CHUNKED else 1
+    size = LAYERS // (world * chunks)
+    cuts = tuple(range(size, LAYERS, size))
+    return plan(pp=world, micro=MICRO, schedule=schedule, chunks=chunks, stages=cuts, blocks=LAYERS)
+
+
+def by_others(system: str, rank: int, world: int) -> Step:
+    """One step on this rank, as somebody who uses torch (or torchgpipe) writes it by hand."""
+    if system == "ddp":
+        return _data_parallel(rank, world)
+    if system == "torchgpipe":
+        return _torchgpipe(rank, world)
+    placed = chosen(system, world)
+    held = [stage for stage in range(placed.depth) if placed.rank(0, stage) == rank]
+    modules = nn.ModuleList(model()[slice(*placed.bounds[stage])] for stage in held)
+    return _pipeline(system, placed.depth, held, modules)
+
+
+def _data_parallel(rank: int, world: int) -> Step:
+    data, part = batch(BATCH, 0), slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+    whole = DistributedDataParallel(model())
+    own = optimizer(whole.parameters())
 
     def step() -> None:
-        if rank == 0:
-            schedule.step(*data.args)
-        elif rank == world - 1:
-            schedule.step(target=data.targets, losses=[])
-        else:
-            schedule.step()
+        loss = F.mse_loss(whole(data.args[0][part]), data.targets[part])
+        loss.backward()
         own.step()
         own.zero_grad(set_to_none=True)
 
     return step
 
 
-def chosen(kind: str, world: int) -> Plan:
-    if kind == "ddp":
-        return plan(dp=world, blocks=LAYERS)
-    size = LAYERS // world
-    return plan(pp=world, micro=MICRO, schedule=kind, stages=tuple(range(size, LAYERS, size)), blocks=LAYERS)
+def _pipeline(system: str, depth: int, held: list[int], modules: nn.ModuleList) -> Step:
+    data, own = batch(BATCH, 0), optimizer(modules.parameters())
+    stages = [PipelineStage(m, s, depth, torch.device("cpu")) for m, s in zip(modules, held, strict=True)]
+    several = issubclass(TORCH[system], schedules.PipelineScheduleMulti)
+    schedule = TORCH[system](stages if several else stages[0], MICRO, F.mse_loss)  # type: ignore[arg-type]
+    inputs = data.args if 0 in held else ()
+    last = {"target": data.targets, "losses": []} if depth - 1 in held else {}
+
+    def step() -> None:
+        schedule.step(*inputs, **last)
+        own.step()
+        own.zero_grad(set_to_none=True)
+
+    return step
 
 
-def race(rank: int, world: int, kind: str, pairs: int) -> list[tuple[float, float]]:
-    """Seconds of ours and of torch's, in turn."""
+def _torchgpipe(rank: int, world: int) -> Step:
+    if rank:
+        return lambda: None  # its ranks are threads of the first process
+    from torchgpipe import GPipe  # type: ignore[import-not-found]
+
+    # Whole batches are kept, as our plan does: by default torchgpipe recomputes.
+    whole = GPipe(model(), [LAYERS // world] * world, devices=["cpu"] * world, chunks=MICRO, checkpoint="never")
+    data, own = batch(BATCH, 0), optimizer(whole.parameters())
+
+    def step() -> None:
+        F.mse_loss(whole(*data.args), data.targets).backward()
+        own.step()
+        own.zero_grad(set_to_none=True)
+
+    return step
+
+
+def race(rank: int, world: int, system: str, pairs: int) -> list[tuple[float, float]]:
+    """Seconds of ours and of theirs, in turn."""
     warnings.simplefilter("ignore")
-    theirs = by_torch(kind, rank, world)
-    trainer = build(chosen(kind, world), workload())
+    theirs = by_others(system, rank, world)
+    trainer = build(chosen(system, world), workload())
     data = batch(BATCH, 0)
     found = []
     for number in range(pairs + 3):
@@ -135,25 +180,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--systems", nargs="+", choices=(*SYSTEMS, "torchgpipe"), default=SYSTEMS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--assert", dest="check", action="store_true", help="exit 1 where ours is slower")
     options = parser.parse_args()
     rows, slower = [], False
-    print(f"{'system':8} {'ranks':>5} {'ours ms':>9} {'torch ms':>9} {'ratio':>7}   95 % interval")
+    print(f"{'system':11} {'ranks':>5} {'ours ms':>9} {'theirs ms':>9} {'ratio':>7}   95 % interval")
     for world in options.ranks:
-        for kind in ("ddp", "gpipe", "1f1b"):
-            pairs = np.array(pool(world).run(race, kind, options.pairs)[0])
+        for system in options.systems:
+            pairs = np.array(pool(world).run(race, system, options.pairs)[0])
             ratios = pairs[:, 0] / pairs[:, 1]
             low, high = interval(ratios)
             slower |= high > 1.05
             ours, theirs = np.median(pairs, axis=0) * 1e3
             print(
-                f"{kind:8} {world:5d} {ours:9.2f} {theirs:9.2f} {np.median(ratios):7.3f}   {low:.3f} to {high:.3f}",
+                f"{system:11} {world:5d} {ours:9.2f} {theirs:9.2f} {np.median(ratios):7.3f}   {low:.3f} to {high:.3f}",
                 flush=True,
             )
             rows.append(
                 {
-                    "system": kind, "ranks": world, "ours_s": ours / 1e3, "torch_s": theirs / 1e3,
+                    "system": system, "ranks": world, "ours_s": ours / 1e3, "torch_s": theirs / 1e3,
                     "ratio": float(np.median(ratios)), "low": low, "high": high, "pairs": options.pairs,
                 }
             )  # fmt: skip
