@@ -2,6 +2,7 @@
 
     python benchmarks/clock.py             a table
     python benchmarks/clock.py --assert    … and exit code 1 where a goal is missed
+    python benchmarks/clock.py --out FILE  … and kept as data
 
 Goals, on one core: a program from plan to times in 0.15 s, and 10 million operations played a second. Everything is
 warm (numba has compiled, the allocator has its memory), and each number is the median of several rounds.
@@ -10,14 +11,18 @@ warm (numba has compiled, the allocator has its memory), and each number is the 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
+import torch
 
 from trainplan.plan.plan import plan
 from trainplan.plan.rules import CHUNKED
 from trainplan.predict.clock import play
+from trainplan.profile.machine import describe
 from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
 from trainplan.program.check import check
 from trainplan.program.lower import lower
@@ -74,21 +79,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--assert", dest="strict", action="store_true", help="exit code 1 where a goal is missed")
     parser.add_argument("--slack", type=float, default=1.0, help="so many times slower is still good enough")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path)
     chosen = parser.parse_args(arguments)
     print(f"{STAGES} stages × {MICRO_BATCHES} micro-batches, milliseconds, median of {chosen.rounds}")
-    print(f"{'schedule':10}{'ops':>9}" + "".join(f"{part:>8}" for part in (*PARTS, "total")) + f"{'Mops/s':>9}")
-    missed = []
+    print(f"{'schedule':16}{'ops':>9}" + "".join(f"{part:>8}" for part in (*PARTS, "total")) + f"{'Mops/s':>9}")
+    missed, rows = [], []
     for schedule in SCHEDULES:
         found, count = measure(schedule, chosen.rounds)
         rate = count / found["play"]
         cells = "".join(f"{found[part] * 1e3:8.1f}" for part in (*PARTS, "total"))
-        print(f"{schedule:10}{count:9,}{cells}{rate / 1e6:9.1f}")
+        print(f"{schedule:16}{count:9,}{cells}{rate / 1e6:9.1f}")
+        rows.append({"schedule": schedule, "operations": count, **found})
         if found["total"] > MOST_SECONDS * chosen.slack:
             missed.append(f"{schedule}: {found['total']:.3f} s, and the goal is {MOST_SECONDS} s")
         if rate < LEAST_RATE / chosen.slack:
             missed.append(f"{schedule}: {rate / 1e6:.1f} million operations a second, and the goal is 10 million")
     for line in missed:
         print(line)
+    if chosen.out:
+        about = {
+            "machine": describe(torch.device("cpu")), "made": time.strftime("%Y-%m-%d", time.gmtime()),
+            "command": "python " + " ".join(sys.argv), "torch": torch.__version__, "rows": rows,
+        }  # fmt: skip
+        chosen.out.write_text(json.dumps(about, indent=1) + "\n")
     return int(chosen.strict and bool(missed))
 
 

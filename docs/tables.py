@@ -8,7 +8,7 @@ from trainplan.plan.systems import SYSTEMS
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "benchmarks" / "data"
-ACCURACY = ("accuracy-2-cores", "accuracy-16-cores")
+ACCURACY = ("accuracy-2-cores", "accuracy-16-cores", "orders-16-cores")
 
 
 def systems() -> str:
@@ -49,7 +49,7 @@ def engine(name: str) -> str:
     lines = [
         f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
         "",
-        "| system | ranks | ours ms | torch ms | ratio | 95 % interval |",
+        "| system | ranks | ours ms | theirs ms | ratio | 95 % interval |",
         "|---|--:|--:|--:|--:|---|",
     ]
     for row in data["rows"]:
@@ -60,9 +60,26 @@ def engine(name: str) -> str:
     return "\n".join(lines)
 
 
+def clock(name: str) -> str:
+    """How fast plans are simulated, from a file of benchmarks/clock.py."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    parts = ("lower", "wire", "check", "play", "total")
+    lines = [
+        f"One core of: {data['machine']}, {data['made']}: `{data['command']}`",
+        "",
+        f"| schedule | operations | {' | '.join(parts)} | million operations a second |",
+        f"|---|--:|{'--:|' * len(parts)}--:|",
+    ]
+    for row in data["rows"]:
+        cells = " | ".join(f"{row[part] * 1e3:.1f}" for part in parts)
+        rate = row["operations"] / row["play"] / 1e6
+        lines.append(f"| {row['schedule']} | {row['operations']:,} | {cells} | {rate:.1f} |")
+    return "\n".join(lines)
+
+
 def rewritten(text: str) -> str:
     """A page with every table between <!-- NAME ARGUMENT --> and <!-- /NAME --> made anew."""
-    makers = {"systems": systems, "accuracy": accuracy, "engine": engine}
+    makers = {"systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock}
 
     def table(match: re.Match[str]) -> str:
         maker, argument = makers[match[1]], (match[2] or "").strip()
@@ -71,7 +88,7 @@ def rewritten(text: str) -> str:
         )
 
     return re.sub(
-        r"<!-- (systems|accuracy|engine)( [\w.-]+)? -->.*?<!-- /\1 -->", lambda m: table(m), text, flags=re.DOTALL
+        rf"<!-- ({'|'.join(makers)})( [\w.-]+)? -->.*?<!-- /\1 -->", lambda m: table(m), text, flags=re.DOTALL
     )
 
 
@@ -81,7 +98,7 @@ def known_errors(*names: str) -> str:
     table = {}
     for kind in sorted({row["kind"] for data in runs for row in data["rows"]}):
         errors = sorted(abs(row["error"]) for data in runs for row in data["rows"] if row["kind"] == kind)
-        machines = " and ".join(data["machine"] for data in runs)
+        machines = " and ".join(dict.fromkeys(data["machine"] for data in runs))
         table[f"measured cpu eager {kind}"] = {
             "median": round(errors[len(errors) // 2], 3), "worst": round(errors[-1], 3), "runs": len(errors),
             "source": f"{machines}; docs/accuracy.md",
