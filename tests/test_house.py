@@ -33,11 +33,12 @@ LEVELS: list[set[str]] = [
     {"predict", "engine"},
     {"solve", "search"},
     {"bench", "report"},
-    {"__init__", "api", "cli", "run", "situation"},
+    {"__init__", "api", "cli", "run", "situation", "starting"},
 ]
 BESIDE = {
     ("search", "solve"), ("bench", "report"),
     ("units", "errors"), ("files", "errors"), ("cli", "api"), ("__init__", "api"), ("api", "situation"),
+    ("api", "starting"), ("starting", "situation"),
 }  # fmt: skip
 LEVEL = {room: number for number, level in enumerate(LEVELS) for room in level}
 

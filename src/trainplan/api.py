@@ -16,10 +16,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainplan.errors import InputError, PlanError, TrainplanError
+from trainplan.errors import InputError, TrainplanError
 from trainplan.situation import (
     Changes,
-    Situation,
     can_run,
     cluster_for,
     made_in_python,
@@ -43,14 +42,12 @@ if TYPE_CHECKING:
         Described,
         Drawn,
         Predicted,
-        Prepared,
         Profiled,
-        Ran,
-        RanElsewhere,
         Recommended,
         Systems,
     )
     from trainplan.report.explain import Explanation
+    from trainplan.report.ran import Prepared, Ran, RanElsewhere
 
 DEFAULT_WORKLOAD = "resnet18:cifar10,batch=32,lr=0.01"  # small enough for a laptop
 
@@ -165,9 +162,11 @@ def recommend(
         found = search(s.profile, s.cluster, s.batch, limit, top, progress=report)
     runs: list[Ran] = []
     if run:
+        from trainplan.starting import run_here
+
         others = [row.prediction for row in found.ranked if row.prediction.plan.world > 1]
         chosen = [found.best, found.single if found.best.plan.world > 1 else (others or [found.best])[0]]
-        runs = [_run(s, p, found.cluster, steps, None, compile) for p in dict.fromkeys(p.plan for p in chosen)]
+        runs = [run_here(s, p, found.cluster, steps, None, compile) for p in dict.fromkeys(p.plan for p in chosen)]
     following: list[str] = []
     if found.ranked and can_run(s):  # else there is no command line that means this model
         from trainplan.plan.text import text
@@ -236,6 +235,8 @@ def run(
     folder: the results are gathered on one of them, and the others' answer says which.
     """
     from trainplan.engine.launch import check_request
+    from trainplan.starting import prepare
+    from trainplan.starting import start as begin
 
     fields: dict[str, Any] = {
         "data": data,
@@ -249,74 +250,8 @@ def run(
     chosen, there = plan_for(plan, s)
     start: dict[str, Any] = {"nnodes": nnodes, "endpoint": endpoint, "max_restarts": max_restarts}
     if dry_run:
-        return _prepare(s, chosen, there, steps, out, compile, start, fields)
-    return _start(s, chosen, there, steps, out, compile, **start, **fields)
-
-
-def _prepare(
-    s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, start: dict[str, Any],
-    fields: dict[str, Any],
-) -> Prepared:  # fmt: skip
-    import shlex
-    from pathlib import Path
-
-    from trainplan.engine.job import Job
-    from trainplan.engine.launch import check_data, torchrun
-    from trainplan.plan.text import to_json
-    from trainplan.predict.predict import predict as simulate
-    from trainplan.report.answers import Prepared
-
-    check_data(name_of(s), s.batch, **fields)
-    device = "cpu" if s.profile.device == "cpu" else "cuda"
-    folder = Path(out or "trainplan-run").resolve()
-    job = Job(
-        name_of(s), to_json(plan), s.batch, steps, str(folder), backend=there.backend, device=device,
-        compiled=compile or s.profile.compiled, **fields,
-    ).save()  # fmt: skip
-    line = shlex.join(["torchrun", *torchrun(job, plan.world, **start)[3:]])  # after python -m torch.…run
-    return Prepared(simulate(plan, s.profile, there, s.batch), str(job), line)
-
-
-def _run(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, **fields: Any) -> Ran:
-    """On this machine, where the results are then."""
-    from trainplan.report.answers import Ran
-
-    answer = _start(s, plan, there, steps, out, compile, **fields)
-    assert isinstance(answer, Ran)
-    return answer
-
-
-def _start(
-    s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, **fields: Any
-) -> Ran | RanElsewhere:
-    from statistics import median
-
-    from trainplan.engine.launch import start
-    from trainplan.engine.measurement import RunResult
-    from trainplan.predict.predict import predict as simulate
-    from trainplan.report.answers import Ran, RanElsewhere
-    from trainplan.report.joined import join
-
-    if steps < 1:
-        raise PlanError(f"--steps {steps}", "a run has at least one step", "--steps 20")
-    expected = simulate(plan, s.profile, there, s.batch, keep=True)
-    result = start(
-        name_of(s), plan, steps=steps, batch=s.batch, backend=there.backend, device=torch_device(s), out=out,
-        compiled=compile or s.profile.compiled, **fields,
-    )  # fmt: skip
-    if not isinstance(result, RunResult):
-        return RanElsewhere(result.host, result.folder)
-    then = s.profile.provenance.reference_s
-    return Ran(
-        prediction=expected,
-        step_seconds=tuple(result.steady_seconds),
-        losses=tuple(result.losses),
-        peak_bytes=tuple(result.peak_bytes),
-        out=result.out,
-        drift=median(result.references) / then if result.references and then else 0.0,
-        joined=join(expected.timeline(), result.timeline) if result.timeline.events else None,
-        warm_up=result.warm_up,
-    )
+        return prepare(s, chosen, there, steps, out, compile, start, fields)
+    return begin(s, chosen, there, steps, out, compile, **start, **fields)
 
 
 def compare(
@@ -338,6 +273,7 @@ def compare(
     from trainplan.engine.compare import compare as hold
     from trainplan.engine.launch import check_request
     from trainplan.report.answers import Compared
+    from trainplan.starting import run_here
 
     check_request(out)
     s = situation(model, cluster, batch, profile, (), False, parts(inputs, loss, optimizer), runs=True)
@@ -345,7 +281,7 @@ def compare(
     found = hold(
         name_of(s), chosen, steps=steps, batch=s.batch, seed=seed, backend=there.backend, device=torch_device(s)
     )
-    timed = _run(s, chosen, there, timed_steps, out, False, seed=seed, show=False)
+    timed = run_here(s, chosen, there, timed_steps, out, False, seed=seed, show=False)
     return Compared(found, timed)
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from tests.engine.models import workload
 from trainplan.engine.oracle import Trained, optimizer_state
 from trainplan.engine.trainer import Trainer
-from trainplan.engine.worker import _gradients_kept
+from trainplan.engine.worker import gradients_kept
 from trainplan.plan.plan import Plan
 from trainplan.profile.capture.captured import capture
 
@@ -49,7 +49,7 @@ def train(
     trainer = Trainer(plan, job, captured, lambda names: values, seed=7, backend=backend, device=device)
     trained = Trained()
     copies = list(trainer.part.held.values())
-    kept = _gradients_kept(trainer)
+    kept = gradients_kept(trainer)
     for number, samples in enumerate(sizes):
         if record and number == record:
             trainer.record()

@@ -118,7 +118,7 @@ def _run(job: Job, out: Path) -> None:
         workload = in_double(workload)
     trainer = build(plan, workload, backend=job.backend, device=device, seed=job.seed, compiled=job.compiled)
     start = _resume(trainer, job, out)
-    gradients = _gradients_kept(trainer) if job.keep_state else []
+    gradients = gradients_kept(trainer) if job.keep_state else []
     measured = _train(trainer, job, out, start)
     hand_over(measured, plan, out)
     if job.keep_state:
@@ -223,7 +223,7 @@ def _state(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _gradients_kept(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
+def gradients_kept(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     """A list that gets the gradients of every step, as they are when its optimizer runs."""
     kept: list[dict[str, torch.Tensor]] = []
     for place, held in enumerate(trainer.part.held.values()):

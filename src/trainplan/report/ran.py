@@ -1,0 +1,153 @@
+"""What `run` answers: what happened on real processes, beside what was predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from trainplan.plan.text import text as plan_text
+from trainplan.plan.text import title
+from trainplan.predict.predict import Prediction
+from trainplan.report.joined import Joined, noise_words
+from trainplan.report.table import milliseconds, table
+from trainplan.units import gib, percent, seconds, significant
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The answer of `run`: what happened, beside what was predicted."""
+
+    prediction: Prediction
+    step_seconds: tuple[float, ...]  # after the warm-up, each of its slowest rank; none: the run was not longer
+    losses: tuple[float, ...]
+    peak_bytes: tuple[int, ...]
+    out: str
+    drift: float  # how many times slower the reference kernel is now than when the profile was made; 0: not known
+    joined: Joined | None = None  # None: too few steps were recorded
+    warm_up: int = 0  # steps at the beginning, which do not count
+
+    @property
+    def step_s(self) -> float | None:
+        """The median; None where all steps were warm-up."""
+        return median(self.step_seconds) if self.step_seconds else None
+
+    @property
+    def error(self) -> float | None:
+        """Of the predicted step time, relative to the measured one."""
+        return self.prediction.step_s / self.step_s - 1 if self.step_s else None
+
+    @property
+    def corrected_error(self) -> float | None:
+        """The same with the machine as fast as it is now."""
+        return self.prediction.step_s * self.drift / self.step_s - 1 if self.drift and self.step_s else None
+
+    def __str__(self) -> str:
+        lines = [f"ran {title(self.prediction.plan)}: {self.summary()}"]
+        if self.losses:
+            lines.append(f"loss {self.losses[0]:.4f} → {self.losses[-1]:.4f} in {len(self.losses)} steps")
+        if self.joined is not None:
+            lines.append(str(self.joined))
+        if self.peak_bytes:
+            lines.append(self._memory())
+        return "\n".join([*lines, f"logs, timeline and results are in {self.out}"])
+
+    def summary(self) -> str:
+        """Predicted and measured step, in one line."""
+        words = f"predicted {seconds(self.prediction.step_s)} a step, measured "
+        if self.step_s is None or self.error is None:
+            least = self.warm_up + 1
+            words += f"not known: the first {self.warm_up} steps warm up and do not count, so a run that tells it has "
+            return words + f"at least {least} (--steps {least}), and {self.warm_up + 10} to tell it well"
+        of = f"median of {len(self.step_seconds)} steps" if len(self.step_seconds) > 1 else "one step"
+        words += f"{seconds(self.step_s)} on the slowest rank ({of}), error {percent(self.error)}"
+        if self.corrected_error is not None and abs(self.drift - 1) > 0.02:
+            speed = (
+                f"{significant(self.drift)} × as slow" if self.drift > 1 else f"{significant(1 / self.drift)} × as fast"
+            )
+            words += f"; the machine is {speed} as when the profile was made, and with that in mind the error is "
+            words += percent(self.corrected_error)
+        return words
+
+    def _memory(self) -> str:
+        """Predicted beside measured peak memory of the rank that is predicted to be fullest."""
+        rank, expected, measured, context = self.memory
+        row = [f"peak memory of rank {rank}", gib(expected), gib(measured)]
+        if self.prediction.device == "cpu":
+            note = "measured is the resident memory of the process, with Python, torch and all libraries; "
+            note += f"predicted is tensors, and {gib(context)} for these" if context else "predicted is tensors alone"
+        else:
+            note = "both are what torch allocates on the device"
+            note += f"; driver and libraries take {gib(context)} more" if context else ""
+        return f"{table(['', '>predicted', '>measured'], [row], lines=True)}\n{note}"
+
+    @property
+    def memory(self) -> tuple[int, int, int, int]:
+        """(rank, bytes predicted, bytes measured, bytes that the device's context takes) of the fullest rank.
+
+        On a GPU torch counts its own allocations, so the context is in neither number; on a CPU the resident memory
+        of the process has everything, so what is known of the process itself is in the prediction too.
+        """
+        p = self.prediction
+        expected = p.peak_bytes if p.device == "cpu" else p.peak.bytes
+        return p.peak.rank, expected, self.peak_bytes[p.peak.rank], p.peak_bytes - p.peak.bytes
+
+    def to_json(self) -> dict[str, Any]:
+        rank, expected, measured, _ = self.memory if self.peak_bytes else (0, 0, 0, 0)
+        memory = {"rank": rank, "predicted_bytes": expected, "measured_bytes": measured} if self.peak_bytes else None
+        return {
+            "predicted": self.prediction.to_json(), "step_s": self.step_s, "step_seconds": list(self.step_seconds),
+            "warm_up": self.warm_up, "losses": list(self.losses), "peak_bytes": list(self.peak_bytes),
+            "memory": memory, "error": self.error, "corrected_error": self.corrected_error, "drift": self.drift,
+            "out": self.out, "joined": self.joined.to_json() if self.joined is not None else None,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The answer of a dry `run`: the job, and how to start it."""
+
+    prediction: Prediction
+    job: str
+    command: str
+
+    def __str__(self) -> str:
+        p = self.prediction
+        fits = "fits" if p.fits else "DOES NOT FIT"
+        return (
+            f"{plan_text(p.plan)}: predicted {seconds(p.step_s)} a step, {gib(p.peak_bytes)} of {gib(p.limit_bytes)} "
+            f"({fits})\njob      {self.job}\nstart    {self.command}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"predicted": self.prediction.to_json(), "job": self.job, "command": self.command}
+
+
+@dataclass(frozen=True)
+class RanElsewhere:
+    """The answer of `run` on a machine that has started its ranks, but on which the results are not gathered."""
+
+    host: str
+    folder: str
+
+    def __str__(self) -> str:
+        return f"the results of this run are on {self.host}, in {self.folder}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"results": {"host": self.host, "folder": self.folder}}
+
+
+def summary(runs: tuple[Ran, ...]) -> str:
+    """Several runs, a row each."""
+    rows = [
+        [
+            title(ran.prediction.plan), milliseconds(ran.prediction.step_s),
+            milliseconds(ran.step_s) if ran.step_s is not None else "not known",
+            percent(ran.error) if ran.error is not None else "–",
+            percent(ran.corrected_error) if ran.corrected_error is not None else "–",
+            noise_words(ran.joined.noise if ran.joined is not None else None),
+        ]
+        for ran in runs
+    ]  # fmt: skip
+    headers = ["plan", ">predicted ms", ">measured ms", ">error", ">error without drift", ">noise floor"]
+    return table(headers, rows, lines=True)
