@@ -73,7 +73,7 @@ def _class(
     if kind is Kind.STEP:
         return CostClass(kind, rank, -1, first, last, accumulate=int(layout.copies[stage] > 1 and not layout.observed))
     buckets = layout.buckets[stage]
-    if kind is Kind.B and last_pass and len(buckets) > 1 and not layout.exchanges_late:
+    if kind is Kind.B and last_pass and len(buckets) > 1 and stage not in layout.late:
         # A piece of the backward pass, which is cut where buckets become ready.
         since = buckets[unit - 1].ready if unit else 0.0
         until = buckets[unit].ready if unit < len(buckets) - 1 else 1.0

@@ -57,10 +57,13 @@ def _pieces(found: Found, stages: list[int], units: list[int]) -> Ints:
     layout = found.layout
     if layout.splits:  # the buckets are complete together
         return found.ops(Kind.W, stages)
-    if layout.exchanges_late and not layout.recomputes:
-        return found.ops(Kind.B, stages)
-    cuts = [layout.buckets[s][unit].block if layout.recomputes else unit for s, unit in zip(stages, units, strict=True)]
-    return found.ops(Kind.B, stages, units=cuts)
+
+    def piece(stage: int, unit: int) -> int:
+        if layout.recomputes:
+            return layout.buckets[stage][unit].block
+        return 0 if stage in layout.late else unit
+
+    return found.ops(Kind.B, stages, units=[piece(*pair) for pair in zip(stages, units, strict=True)])
 
 
 def _home(found: Found, holdings: Sequence[Holding]) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from trainplan.profile.profile import Parameter, Profile
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
+from trainplan.program.ops import Kind
 from trainplan.program.program import Ints
 from trainplan.program.schedules import SCHEDULES, Order, Size
 
@@ -175,11 +177,22 @@ class Layout:
         """Whether gradients of passes before the last are gathered beside the buckets: that is how DDP does it."""
         return self.observed and self.plan.micro > 1
 
-    @property
-    def exchanges_late(self) -> bool:
-        """Whether gradients are exchanged after all passes: in two directions, two ranks come to the exchanges that
-        they share in opposite orders, and a group works them off in one."""
-        return self.plan.lines > 1 and not self.plan.spread
+    @cached_property
+    def late(self) -> frozenset[int]:
+        """Stages whose gradients are exchanged only after all passes of their ranks, and not after their own last.
+
+        All ranks must come to the exchanges that they share in one order: that of backward, from the last stage down.
+        Where a rank completes two stages the other way round, as one of every two does in GEMS, both have to wait.
+        Chimera completes its later stages on all their ranks first, and sums them during the last passes of the others.
+        """
+        if self.plan.lines == 1 or self.plan.spread:
+            return frozenset()
+        found: set[int] = set()
+        for order in self.orders:
+            backward = order[np.isin(order[:, 0], (Kind.B, Kind.W)), 2].tolist()
+            completed = list(dict.fromkeys(reversed(backward)))[::-1]
+            found |= {stage for a, b in itertools.combinations(completed, 2) if a < b for stage in (a, b)}
+        return frozenset(found)
 
     def is_tied(self, parameter: Parameter) -> bool:
         """Whether several stages hold it."""

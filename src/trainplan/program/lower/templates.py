@@ -62,7 +62,7 @@ def _backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], la
     if layout.recomputes:
         return _recomputed(layout, stage, line, before, last)
     rows = [*before]
-    buckets = len(layout.buckets[stage]) if last and not layout.exchanges_late else 0
+    buckets = len(layout.buckets[stage]) if last and stage not in layout.late else 0
     for unit in range(max(1, buckets)):
         rows.append(Row(Kind.B, stage, line, unit))
         if buckets:
@@ -74,7 +74,7 @@ def _recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], 
     """Block by block from the last: forward again, then backward. The gradient is awaited only after the first R."""
     first, end = layout.plan.bounds[stage]
     rows: list[Row] = []
-    waiting = list(enumerate(layout.buckets[stage])) if last and not layout.exchanges_late else []
+    waiting = list(enumerate(layout.buckets[stage])) if last and stage not in layout.late else []
     for block in reversed(range(first, end)):
         rows.append(Row(Kind.R, stage, line, block))
         if block == end - 1:
@@ -94,9 +94,8 @@ def head(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
 def tail(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
     """Once, after everything: what a rank with these stages sums, and the steps that it takes."""
     rows: list[Row] = []
-    if layout.exchanges_late:
-        units = [(h, unit) for h in holdings for unit in range(len(layout.buckets[h.stage]))]
-        rows += [Row(Kind.REDUCE_GRAD, h.stage, h.lines[0], unit) for h, unit in units]
+    late = [h for h in holdings if h.stage in layout.late]
+    rows += [Row(Kind.REDUCE_GRAD, h.stage, h.lines[0], u) for h in late for u in range(len(layout.buckets[h.stage]))]
     for number, tie in enumerate(layout.ties):
         sharing = [h for h in holdings if h.stage in tie.stages]
         if sharing:  # once, also where this rank holds several of the stages
