@@ -23,8 +23,9 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# On two processes: most tests keep one core busy at most. Those that measure time have the machine to themselves.
 test: lint
-	$(BIN)/python -m pytest -m "not slow and not gpu" tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" tests
 
 test-slow: install
 	$(BIN)/python -m pytest -m "slow and not gpu" tests

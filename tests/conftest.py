@@ -3,10 +3,14 @@
 import os
 
 import pytest
+from hypothesis import settings
 
 import evidence
+import turns
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+settings.register_profile("shared machine", deadline=None)  # an example may be slow because of others
+settings.load_profile("shared machine")
 
 EVIDENCE = pytest.StashKey[evidence.Evidence]()
 
@@ -19,6 +23,12 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "system(key, letter): this test backs a letter (P, S, R) of a system")
     config.stash[EVIDENCE] = evidence.Evidence(config)
     config.pluginmanager.register(config.stash[EVIDENCE])
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        config.pluginmanager.register(turns.Turns())
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: turns.place(item.nodeid))
 
 
 def pytest_runtest_setup(item):

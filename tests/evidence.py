@@ -4,8 +4,8 @@
     def test_ddp_…
 
 says that this test is why `trainplan systems` shows the letter P for ddp. `src/trainplan/plan/evidence.json` keeps
-those ids with the package; it must be exactly what is collected, and the tests in it must have been run and have
-passed (`tests/test_systems.py`, whose last test comes at the end of a session). Rewrite it after adding a marker:
+those ids with the package; it must be exactly what is collected (`tests/test_systems.py`), and at the end of a session
+the tests in it must have been run and have passed, or the session fails. Rewrite it after adding a marker:
 
     pytest tests --collect-only -q --write-evidence
 """
@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).parents[1] / "src" / "trainplan" / "plan" / "evidence.json"
-LAST = "test_every_backing_test_was_run_and_passed"
 DAILY = ("", "not slow and not gpu")  # what `-m` may say in a session that counts as whole
 
 Table = dict[str, dict[str, list[str]]]  # key → letter → ids
@@ -60,7 +59,6 @@ class Evidence:
                 ids = self.table.setdefault(key, {}).setdefault(letter, [])
                 if item.nodeid not in ids:
                     ids.append(item.nodeid)
-        items.sort(key=lambda item: item.name == LAST)
         if self.config.option.write_evidence:
             if not self.whole:
                 raise pytest.UsageError("--write-evidence needs all tests: pytest tests --collect-only")
@@ -75,3 +73,22 @@ class Evidence:
             self.outcome[report.nodeid] = report.outcome
         elif report.when == "call":
             self.outcome.setdefault(report.nodeid, "passed")
+
+    def unbacked(self) -> dict[str, str]:
+        """The tests that back a letter and did not pass. In a session of some tests: of those that were run."""
+        kept = {test for _, _, test in rows(read())}
+        wanted = kept if self.whole else kept & set(self.outcome)
+        return {
+            test: self.outcome.get(test, "not run") for test in sorted(wanted) if self.outcome.get(test) != "passed"
+        }
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        # Of the processes of `pytest -n 2`, only the one that hears of all tests knows.
+        if not hasattr(self.config, "workerinput") and not self.config.option.collectonly and self.unbacked():
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.config.option.collectonly:
+            for test, outcome in self.unbacked().items():
+                terminalreporter.write_line(f"a letter of `trainplan systems` is not backed: {test} ({outcome})")

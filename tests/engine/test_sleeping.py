@@ -18,6 +18,7 @@ from trainplan.engine.measurement import RunResult, together
 from trainplan.predict.predict import Prediction, predict
 from trainplan.report.joined import Joined, join
 
+pytestmark = pytest.mark.alone
 WARM_UP, STEPS = 1, 3
 CLOSE = 0.05
 TRIES = 3

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from trainplan.plan.rules import SPLIT_BACKWARD
 from trainplan.program.schedules import SCHEDULES
 
+pytestmark = pytest.mark.alone
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "clock.py"
 # The goals hold with a factor of two to spare on a quiet core. Tests share the machine with others: with twice as many
 # busy processes as cores, and caches that are not one's own, the same code was seen to take up to two and a half times

@@ -1,0 +1,59 @@
+"""Tests in several processes, and tests that measure time alone: a pytest plugin.
+
+Under `pytest -n 2` a test marked `alone` waits until those that run in other processes are over, and no other starts
+before it has ended. Everybody takes their turn at a first lock; whoever wants to be alone keeps it, so that those who
+do not mind company cannot keep overtaking.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+# Files that take longest come first: the processes should end at the same time.
+LONGEST_FIRST = (
+    "test_docs.py", "engine/test_equality.py", "engine/test_launch.py", "test_cli.py", "engine/test_timeline.py",
+    "installing/", "engine/", "profiling/", "search/", "cluster/",
+)  # fmt: skip
+
+
+def place(nodeid: str) -> int:
+    """Where a test stands in the order of files.
+
+    >>> place("tests/test_docs.py::test_links"), place("tests/plan/test_text.py::test_words")
+    (0, 10)
+    """
+    return next((n for n, part in enumerate(LONGEST_FIRST) if f"tests/{part}" in nodeid), len(LONGEST_FIRST))
+
+
+@contextmanager
+def locked(path: Path, how: int) -> Iterator[None]:
+    """Held by nobody else, or only by others that hold it in the same way."""
+    with path.open("w") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+class Turns:
+    """Locks around tests, in the worker processes of one session."""
+
+    def __init__(self) -> None:
+        session = Path(tempfile.gettempdir()) / f"trainplan-tests-{os.environ['PYTEST_XDIST_TESTRUNUID']}"
+        self.turn, self.room = session.with_suffix(".turn"), session.with_suffix(".room")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if item.get_closest_marker("alone"):
+            with locked(self.turn, fcntl.LOCK_EX), locked(self.room, fcntl.LOCK_EX):
+                return (yield)
+        with locked(self.turn, fcntl.LOCK_EX):
+            room = self.room.open("w")
+            fcntl.flock(room, fcntl.LOCK_SH)
+        with room:
+            return (yield)
