@@ -406,6 +406,16 @@ def test_usage_errors_have_code_2():
     assert isinstance(cli.app, typer.Typer)
 
 
+def test_a_profile_of_this_machine_needs_no_probe_of_its_links(monkeypatch):
+    monkeypatch.setattr("trainplan.cluster.probe.probe.probe", lambda *a, **k: pytest.fail("probed"))
+    asked = []
+    monkeypatch.setattr(
+        "trainplan.profile.cache.measured", lambda workload, **fields: asked.append(fields) or model(device="cpu")
+    )
+    call("profile", GPT, "--cluster", "local:cpu")
+    assert [fields["device"] for fields in asked] == ["cpu"]
+
+
 # -- the whole way ----------------------------------------------------------------------------------------------------
 
 

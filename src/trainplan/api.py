@@ -26,6 +26,7 @@ from trainplan.situation import (
     parts,
     plan_for,
     profile_for,
+    profile_here,
     ranks,
     situation,
     torch_device,
@@ -65,10 +66,15 @@ def profile(
     optimizer: Any = None,
 ) -> Profiled:
     """Time and weigh every block of a model on the cluster's device, and save that."""
+    from trainplan.cluster.parse import local_device
     from trainplan.report.answers import Profiled
 
-    made = made_in_python(model, parts(inputs, loss, optimizer))
-    found = profile_for(made or model, cluster_for(cluster), batch, compile=compile, refresh=refresh)
+    made = made_in_python(model, parts(inputs, loss, optimizer)) or model
+    here = local_device(cluster) if isinstance(cluster, str) else None
+    if here is not None:  # what links this machine has does not matter to a profile: they are not probed
+        found = profile_here(made, here, batch, compile=compile, refresh=refresh)
+    else:
+        found = profile_for(made, cluster_for(cluster), batch, compile=compile, refresh=refresh)
     if output:
         found.save(output)
     return Profiled(found, output or "")

@@ -60,25 +60,38 @@ def profile_for(
     A profile that was measured before on this machine with the same versions is taken from the cache.
     """
     from trainplan.report.progress import progress
-    from trainplan.workload.load import load
 
-    workload = load(model, **({"batch": batch} if batch else {}))
     names = {device.name for node in cluster.nodes for device in node.devices}
     if len(names) > 1:
         why = f"its devices are {', '.join(sorted(names))}, and plans for mixed devices are not there yet"
         raise PlanError(f"cluster {cluster.name}", why, f"the {sorted(names)[0]} alone")
+    here = device_here(names.pop())
+    if here is not None:
+        return profile_here(model, here, batch, compile=compile, refresh=refresh)
+    from trainplan.profile.estimate import estimate
+
+    if compile:
+        why = f"{cluster.device(0).name} is not here, and estimates are of eager execution"
+        raise InputError("--compile", why, "leaving it out")
     with progress() as report:
-        here = device_here(names.pop())
-        if here is None:
-            from trainplan.profile.estimate import estimate
+        return estimate(_loaded(model, batch), cluster.device(0), progress=report)
 
-            if compile:
-                why = f"{cluster.device(0).name} is not here, and estimates are of eager execution"
-                raise InputError("--compile", why, "leaving it out")
-            return estimate(workload, cluster.device(0), progress=report)
-        from trainplan.profile.cache import measured
 
-        return measured(workload, device=here, compile=compile, refresh=refresh, progress=report)
+def profile_here(
+    model: Any, device: str, batch: int | None = None, *, compile: bool = False, refresh: bool = False
+) -> Profile:
+    """The profile of a model on a device of this machine."""
+    from trainplan.profile.cache import measured
+    from trainplan.report.progress import progress
+
+    with progress() as report:
+        return measured(_loaded(model, batch), device=device, compile=compile, refresh=refresh, progress=report)
+
+
+def _loaded(model: Any, batch: int | None) -> Workload:
+    from trainplan.workload.load import load
+
+    return load(model, **({"batch": batch} if batch else {}))
 
 
 def device_here(name: str) -> str | None:

@@ -54,7 +54,10 @@ def cluster(text: str, *, progress: Progress | None = None, refresh: bool = Fals
     if text.lower().endswith(".json"):
         return Cluster.load(text)
     if match := _LOCAL.match(text.lower()):
-        return _local(int(match[1]) if match[1] else None, match[2], progress, refresh)
+        from trainplan.cluster.probe.probe import probe
+
+        workers = int(match[1]) if match[1] else None
+        return probe(workers, local_device(text) or "cpu", refresh=refresh, progress=progress)
     return _short(text)
 
 
@@ -170,13 +173,19 @@ def _network_words(node: Node) -> str:
     return f"{network.name}, {gb_per_s(network.rate)} {whose}"
 
 
-def _local(workers: int | None, device: str | None, progress: Progress | None, refresh: bool) -> Cluster:
-    from trainplan.cluster.probe.machine import accelerators
-    from trainplan.cluster.probe.probe import probe
+def local_device(text: str) -> str | None:
+    """cpu or cuda, where the text means this machine: that is known without probing it. None: it means another.
 
-    if workers == 0:
+    >>> local_device("2xlocal:cpu"), local_device("8xA100-80")
+    ('cpu', None)
+    """
+    match = _LOCAL.match(text.strip().lower())
+    if match is None:
+        return None
+    if match[1] == "0":
         raise InputError("0xlocal", "a cluster needs at least one worker", "local or 2xlocal")
-    if device not in (None, "cpu", "cuda"):
-        raise InputError(f"local:{device}", "this machine is probed as cpu or cuda", "local:cpu or local:cuda")
-    chosen = device or ("cuda" if accelerators() else "cpu")
-    return probe(workers, chosen, refresh=refresh, progress=progress)
+    if match[2] not in (None, "cpu", "cuda"):
+        raise InputError(f"local:{match[2]}", "this machine is probed as cpu or cuda", "local:cpu or local:cuda")
+    from trainplan.cluster.probe.machine import accelerators
+
+    return match[2] or ("cuda" if accelerators() else "cpu")
