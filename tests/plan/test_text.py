@@ -11,6 +11,7 @@ from tests.program.strategies import cases, examples
 from trainplan import files
 from trainplan.errors import InputError, PlanError
 from trainplan.plan import plan as plans
+from trainplan.plan.placement import placement
 from trainplan.plan.plan import WORDS, Plan, Request, open_fields, plan
 from trainplan.plan.systems import SYSTEMS
 from trainplan.plan.text import from_json, parse, text, title, to_json
@@ -52,6 +53,9 @@ def test_plans_are_read_back(case) -> None:
     said = parse(text(made))
     given_fields = {f.name: getattr(said, f.name) for f in dataclasses.fields(Request)}
     given_fields = {name: value for name, value in given_fields.items() if value is not None and name != "memory"}
+    table = given_fields.pop("placement", None)  # said where the replicas are alike, and not as usual
+    if table:
+        assert placement(made.dp, (table,)) == made.placement
     again = plan(**{**given_fields, "key": made.key}, blocks=made.blocks, placement=made.placement)
     assert again == (made if made.dp > 1 else dataclasses.replace(made, bucket=again.bucket))
 

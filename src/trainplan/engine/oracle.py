@@ -27,7 +27,7 @@ from trainplan.plan.rules import micro_batches, split
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.tensors import values_of
 from trainplan.program.program import Ints
-from trainplan.program.schedules import SCHEDULES, Size
+from trainplan.program.schedules import orders_of
 from trainplan.workload.batch import split as split_batch
 from trainplan.workload.workload import Batch, Workload
 
@@ -135,7 +135,7 @@ def _train(
 def line_of(plan: Plan) -> Ints:
     """The line that each micro-batch of a replica takes."""
     found = np.zeros(plan.micro, dtype=np.int64)
-    for order in SCHEDULES[plan.schedule](Size(plan.pp, plan.micro, plan.chunks, plan.pairs, spread=plan.spread)):
+    for order in orders_of(plan):
         found[order[:, 3]] = order[:, 1]
     return found
 

@@ -6,6 +6,10 @@ in its line. The table holds the lines of replica 0, then those of replica 1, an
 
 By default replicas of a stage stand side by side, so that gradients stay inside a node and activations cross.
 
+Which stages share a rank is part of most orders of work (rank r of an interleaved pipeline has stages r, p + r, …), and
+a table of one's own may then only say which rank is which. Orders that write a list for each stage (`ANY_TABLE`) go
+with any table: the lists of the stages on a rank are merged into one.
+
 >>> placement(dp=2, local=lines("1f1b", ranks=2))
 (((0,), (2,)), ((1,), (3,)))
 """
@@ -16,6 +20,8 @@ import math
 
 Placement = tuple[tuple[tuple[int, ...], ...], ...]  # pipeline → stage → ranks (more than one: tensor parallelism)
 Lines = tuple[tuple[int, ...], ...]  # line → stage → place among the ranks of one replica
+
+ANY_TABLE = ("naive", "gpipe", "1f1b", "1f1b-early", "zb-h1", "zb-h2")
 
 
 def lines(
@@ -43,6 +49,20 @@ def lines(
         shifts = [pair * ranks // pairs for pair in range(pairs)]
         return tuple(tuple((r + shift) % ranks for r in way) for shift in shifts for way in (down, down[::-1]))
     return (down,)
+
+
+def renamed(usual: Lines, table: tuple[int, ...]) -> Lines | None:
+    """The usual lines where the first has its stages on the ranks of a table; None where other stages share a rank.
+
+    >>> renamed(((0, 1, 1, 0),), (1, 0, 0, 1)), renamed(((0, 1), (1, 0)), (1, 0)), renamed(((0, 1, 0, 1),), (0, 1, 1, 0))
+    (((1, 0, 0, 1),), ((1, 0), (0, 1)), None)
+    """
+    named = set(zip(usual[0], table, strict=False))
+    names = dict(named)
+    everyone = {rank for line in usual for rank in line}
+    if len(table) != len(usual[0]) or not len(named) == len(everyone) == len(set(names.values())):
+        return None
+    return tuple(tuple(names[rank] for rank in line) for line in usual)
 
 
 def placement(dp: int, local: Lines) -> Placement:

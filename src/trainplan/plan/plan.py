@@ -10,10 +10,12 @@ import itertools
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from trainplan.plan.placement import Placement, lines
+from trainplan.plan.order import GIVEN, known
+from trainplan.plan.placement import ANY_TABLE, Lines, Placement, lines
 from trainplan.plan.placement import placement as table
 
-# The words that each field may hold today. Later systems add words here; nothing else lists them.
+# The words that each field may hold today. Later systems add words here; nothing else lists them. (An order of work
+# may also be given, operation by operation: `order.py`.)
 WORDS: dict[str, tuple[str, ...]] = {
     "exchange": ("all-reduce",),
     "schedule": (
@@ -55,6 +57,8 @@ class Request:
     updates: str | None = None  # which weights a step reads
     precision: str | None = None
     overlap: str | None = None  # off: nothing is computed while anything is sent
+    placement: tuple[int, ...] | None = None  # the rank of every stage, counted within a replica
+    order: tuple[str, ...] | None = None  # an order of work that is given: a line for every rank (see `order.py`)
     memory: int | None = None  # bytes that a rank may use; open: what the device has
     key: str = ""  # the named system that this began as
 
@@ -80,11 +84,22 @@ class Plan:
     chunks: int = 1
     pairs: int = 1
     spread: tuple[int, ...] = ()
+    order: tuple[str, ...] = ()
 
     @property
     def depth(self) -> int:
         """Stages."""
         return len(self.stages) + 1
+
+    @property
+    def wanted(self) -> int:
+        """Stages that the table has places for: as many as there are once the model is cut."""
+        return len(self.placement[0])
+
+    @property
+    def takes_any_table(self) -> bool:
+        """Whether the order of work goes with any placement of stages on ranks."""
+        return self.schedule in ANY_TABLE and self.pp > 1 and not self.spread
 
     @property
     def lines(self) -> int:
@@ -138,20 +153,39 @@ def plan(
     chunks: int = 1,
     pairs: int = 1,
     spread: tuple[int, ...] = (),
+    order: tuple[str, ...] = (),
 ) -> Plan:
-    """A plan with the usual choices where none is given."""
+    """A plan with the usual choices where none is given.
+
+    >>> plan(order=("0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"), stages=(3,), blocks=6).micro
+    2
+    """
+    if order:  # which says these
+        pp, micro, schedule = known(tuple(order)).ranks, known(tuple(order)).micro, GIVEN
     return Plan(
         dp, pp, micro, schedule, tuple(stages), recompute, exchange, bucket, updates, precision, overlap, blocks,
-        placement or table(dp, lines(schedule, pp, chunks, pairs, spread)), key, chunks, pairs, tuple(spread),
+        placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order)), key, chunks, pairs, tuple(spread),
+        tuple(order),
     )  # fmt: skip
+
+
+def _lines(
+    schedule: str, pp: int, chunks: int, pairs: int, spread: tuple[int, ...], order: tuple[str, ...]
+) -> Lines:  # fmt: skip
+    return known(tuple(order)).local if order else lines(schedule, pp, chunks, pairs, spread)
+
+
+def usual_lines(plan: Plan) -> Lines:
+    """The lines of one replica where no placement is given."""
+    return _lines(plan.schedule, plan.pp, plan.chunks, plan.pairs, plan.spread, plan.order)
 
 
 def usual_placement(plan: Plan) -> Placement:
     """The placement that a plan has where none is given."""
-    return table(plan.dp, lines(plan.schedule, plan.pp, plan.chunks, plan.pairs, plan.spread))
+    return table(plan.dp, usual_lines(plan))
 
 
 def open_fields(request: Request) -> tuple[str, ...]:
     """The choices that a request leaves open."""
-    choices = [f.name for f in fields(request) if f.name not in ("memory", "spread")]
+    choices = [f.name for f in fields(request) if f.name not in ("memory", "spread", "placement", "order")]
     return tuple(name for name in choices if getattr(request, name) is None)

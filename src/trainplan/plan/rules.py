@@ -9,24 +9,26 @@ from __future__ import annotations
 import itertools
 
 from trainplan.errors import PlanError, nearest
-from trainplan.plan.plan import WORDS, Plan, usual_placement
-from trainplan.plan.text import text
+from trainplan.plan.order import GIVEN, known
+from trainplan.plan.placement import ANY_TABLE
+from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
+from trainplan.plan.text import brief
 
 
 def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     """The plan itself, if it is legal for this batch and this many devices."""
-    asked = f"plan {text(plan)!r}"
+    asked = f"plan {brief(plan)!r}"
     for field, words in WORDS.items():
         word = getattr(plan, field)
-        if word not in words:
+        if word not in words and not (field == "schedule" and plan.order):
             why = f"{field} is one of {', '.join(words)}, not {word}"
             raise PlanError(asked, why, f"{field}={nearest(word, words, 1)}")
     for field in ("dp", "pp", "micro", *(("bucket",) if plan.dp > 1 else ())):
         if getattr(plan, field) < 1:
             raise PlanError(asked, f"{field} counts from 1, and is {getattr(plan, field)}", f"{field}=1")
     _schedule(plan, asked)
-    _stages(plan, asked)
     _placement(plan, asked)
+    _stages(plan, asked)
     _devices(plan, asked, world)
     _batch(plan, asked, batch)
     return plan
@@ -37,8 +39,34 @@ CHUNKED = ("looped", "interleaved", "zb-v")  # several stages a rank
 SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v")  # backward in two parts
 
 
+def splits_backward(plan: Plan) -> bool:
+    """Whether backward passes come in two parts, all or some.
+
+    >>> from trainplan.plan.plan import plan
+    >>> splits_backward(plan(pp=2, schedule="zb-h1")), splits_backward(plan(order=("0F0,0I0,0W0", "1F0,1B0")))
+    (True, True)
+    """
+    return plan.schedule in SPLIT_BACKWARD or any("I" in line for line in plan.order)
+
+
+def _order(plan: Plan, asked: str) -> None:
+    """An order of work that is given says how many ranks and micro-batches there are."""
+    if plan.schedule != GIVEN:
+        raise PlanError(asked, f"an order of work is given, and schedule={plan.schedule} is another", "only one of them")
+    given = known(plan.order)
+    if given.ranks < 2:
+        why = "it has one line, so one rank, and an order of work between stages needs several"
+        raise PlanError(asked, why, f"micro={given.micro}, without a schedule")
+    for field, said in (("pp", given.ranks), ("micro", given.micro), ("chunks", 1), ("pairs", 1), ("spread", ())):
+        if getattr(plan, field) != said:
+            why = f"{field} is {getattr(plan, field)}, and the order of work that is given has {said}"
+            raise PlanError(asked, why, f"{field}={said}")
+
+
 def _schedule(plan: Plan, asked: str) -> None:
     schedule, pp = plan.schedule, plan.pp
+    if plan.order:
+        _order(plan, asked)
     if pp == 1 and schedule != "naive":
         raise PlanError(asked, "an order of work between stages needs several stages", "pp=2, or no schedule")
     if plan.chunks < 1 or plan.pairs < 1 or any(count < 1 for count in plan.spread):
@@ -54,7 +82,7 @@ def _schedule(plan: Plan, asked: str) -> None:
     if plan.pairs > 1 and (schedule != "chimera" or pp // 2 % plan.pairs):
         why = f"{plan.pairs} pairs of pipelines need schedule=chimera, and half of pp={pp} must be a multiple of them"
         raise PlanError(asked, why, "pairs=1")
-    if plan.recompute != "none" and schedule in SPLIT_BACKWARD:
+    if plan.recompute != "none" and splits_backward(plan):
         why = "a backward pass in two parts would recompute everything twice"
         raise PlanError(asked, why, "schedule=1f1b, or recompute=none")
     if plan.spread:
@@ -83,9 +111,9 @@ def least_micro(plan: Plan) -> int:
 
 
 def _stages(plan: Plan, asked: str) -> None:
-    wanted = plan.pp * plan.chunks
+    wanted = plan.wanted
     if wanted > plan.blocks:
-        raise PlanError(asked, f"{wanted} stages, but the model has only {plan.blocks} blocks", f"pp={plan.blocks}")
+        raise PlanError(asked, f"{wanted} stages, but the model has only {plan.blocks} blocks", fewer_stages(plan))
     if plan.depth != wanted:
         why = f"{wanted} stages need {wanted - 1} cuts, {len(plan.stages)} are given"
         raise PlanError(asked, why, "leaving stages open")
@@ -95,12 +123,20 @@ def _stages(plan: Plan, asked: str) -> None:
         raise PlanError(asked, why, "leaving stages open")
 
 
+def fewer_stages(plan: Plan) -> str:
+    """What a plan with more stages than blocks could be instead."""
+    if plan.order:
+        return f"an order of work with {plan.blocks} stages"
+    return f"pp={plan.blocks // plan.chunks}" if plan.wanted == plan.pp * plan.chunks else "a shorter placement"
+
+
 def _placement(plan: Plan, asked: str) -> None:
     default = "leaving the placement out"
     usual = usual_placement(plan)
-    if len(plan.placement) != len(usual) or any(len(pipeline) != plan.depth for pipeline in plan.placement):
+    length = plan.wanted if plan.takes_any_table else len(usual[0])
+    if len(plan.placement) != len(usual) or any(len(pipeline) != length for pipeline in plan.placement):
         sizes = ", ".join(str(len(pipeline)) for pipeline in plan.placement)
-        why = f"a placement for this plan has {len(usual)} × {plan.depth} entries, and this one has {sizes}"
+        why = f"a placement for this plan has {len(usual)} × {length} entries, and this one has {sizes}"
         raise PlanError(asked, why, default)
     several = [stage for pipeline in plan.placement for stage in pipeline if len(stage) != 1]
     if several:
@@ -110,16 +146,35 @@ def _placement(plan: Plan, asked: str) -> None:
     if sorted(set(ranks)) != sorted(set(wanted)):
         why = f"a placement uses every rank from 0 to {max(wanted)}, and this one uses {sorted(set(ranks))}"
         raise PlanError(asked, why, default)
-    # The order of work says which stages share a rank; the table may only say which rank that is.
-    if len(set(zip(ranks, wanted, strict=True))) != len(set(wanted)):
-        why = f"schedule={plan.schedule} wants other stages to share a rank than this placement"
-        raise PlanError(asked, why, default)
+    if plan.takes_any_table:  # but replicas are alike
+        first = [stage for (stage,) in plan.placement[0]]
+        wanted = [replica * plan.world + rank for replica in range(plan.dp) for rank in first]
+        if len(set(zip(ranks, wanted, strict=True))) != len(set(ranks)):
+            raise PlanError(asked, "in every replica the same stages share a rank, and here they differ", default)
+    # Else the order of work says which stages share a rank; the table may only say which rank that is.
+    elif len(set(zip(ranks, wanted, strict=True))) != len(set(wanted)):
+        raise PlanError(asked, *other_table(plan))
+
+
+def other_table(plan: Plan) -> tuple[str, str]:
+    """Why a table does not go with an order of work, and which does."""
+    (first, *others), ranks = usual_lines(plan), ",".join
+    if plan.spread:
+        return "with different numbers of ranks a stage a table would need several ranks a stage", "leaving it out"
+    why = f"schedule={plan.schedule} wants the stages on ranks {ranks(map(str, first))}"
+    why += "".join(f" and {ranks(map(str, line))}" for line in others)
+    instead = f"placement={ranks(map(str, first))}, with other names for the ranks"
+    if not plan.order:
+        instead += f"; or schedule={nearest(plan.schedule, ANY_TABLE, 1)}, which takes any table"
+    return f"{why}, or these ranks by other names", instead
 
 
 def _devices(plan: Plan, asked: str, world: int | None) -> None:
     if world is not None and plan.world > world:
         fits = [f"dp={dp} pp={pp}" for dp in range(plan.dp, 0, -1) for pp in range(plan.pp, 0, -1) if dp * pp <= world]
         why = f"it needs {plan.dp} × {plan.world // plan.dp} = {plan.world} devices, and there are {world}"
+        if plan.order or plan.wanted != plan.pp * plan.chunks:  # which have their ranks in them
+            fits = [f"a {'schedule' if plan.order else 'placement'} for {world} ranks"]
         raise PlanError(asked, why, fits[0])
 
 

@@ -11,6 +11,15 @@
 'ddp dp=4'
 
 A key of `plan.systems` may stand first and means its choices; what follows overrides them.
+
+An order of work may also be given (`order.py`): `schedule=path/file.csv` reads the file, and what is kept is what it
+says. In one line the ranks of such an order stand between bars, so that a line is a whole plan without the file:
+
+>>> request = parse("schedule=0F0,0F1,0B0,0B1|1F0,1B0,1F1,1B1")
+>>> request.pp, request.micro, text(request)
+(2, 2, 'pp=2 schedule=0F0,0F1,0B0,0B1|1F0,1B0,1F1,1B1 micro=2')
+>>> brief(request)
+'pp=2 schedule=given micro=2'
 """
 
 from __future__ import annotations
@@ -20,13 +29,16 @@ from typing import Any
 
 from trainplan import files
 from trainplan.errors import InputError, PlanError, nearest
-from trainplan.plan.plan import WORDS, Plan, Request, usual_placement
+from trainplan.plan.order import GIVEN, from_file, known, read
+from trainplan.plan.placement import placement as table
+from trainplan.plan.placement import renamed
+from trainplan.plan.plan import WORDS, Plan, Request, usual_lines, usual_placement
 from trainplan.units import GIB, KIB, MIB, parse_bytes
 
 _SIZES = ("bucket", "memory")
 _ORDER = (
-    "dp", "pp", "schedule", "chunks", "pairs", "micro", "stages", "recompute", "exchange", "bucket", "updates",
-    "precision", "overlap", "memory",
+    "dp", "pp", "schedule", "chunks", "pairs", "micro", "stages", "placement", "recompute", "exchange", "bucket",
+    "updates", "precision", "overlap", "memory",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {
@@ -63,17 +75,31 @@ def parse(line: str) -> Request:
         if field == "dp" and "," in value:
             request = replace(request, dp=1, spread=_spread(value, f"plan {line!r}, {word}"))
             continue
+        if field == "schedule" and (value.endswith(".csv") or "," in value):
+            given = from_file(value) if value.endswith(".csv") else read(value.replace("|", "\n"), "order of work")
+            request = replace(request, schedule=GIVEN, order=given.lines)
+            continue
         request = replace(request, **{field: _value(field, value, line)})
-    return request
+    return _settled(request, seen, line) if request.order else request
+
+
+def _settled(request: Request, seen: set[str], line: str) -> Request:
+    """A request with what its order of work says: ranks and micro-batches."""
+    given = known(request.order or ())
+    for field, said, what in (("pp", given.ranks, "line(s), one for each rank"), ("micro", given.micro, "micro-batches")):
+        if field in seen and getattr(request, field) != said:
+            why = f"{field}={getattr(request, field)}, and the order of work has {said} {what}"
+            raise PlanError(f"plan {line!r}", why, f"{field}={said}, or leaving it out")
+    return replace(request, pp=given.ranks, micro=given.micro)
 
 
 def _value(field: str, value: str, line: str) -> Any:
     asked = f"plan {line!r}, {field}={value}"
     if field in WORDS:
         if value not in WORDS[field]:
-            raise PlanError(
-                asked, f"{field} is one of {', '.join(WORDS[field])}", f"{field}={nearest(value, WORDS[field], 1)}"
-            )
+            other = ", or a file.csv" if field == "schedule" else ""
+            why = f"{field} is one of {', '.join(WORDS[field])}{other}"
+            raise PlanError(asked, why, f"{field}={nearest(value, WORDS[field], 1)}")
         return value
     if field in _SIZES:
         try:
@@ -82,6 +108,12 @@ def _value(field: str, value: str, line: str) -> Any:
             raise PlanError(asked, error.why, f"{field}=25MiB") from None
     if field == "stages":  # one stage has no cuts
         return _numbers(value, asked, "the first block of every stage but the first was expected", "stages=2,5")
+    if field == "placement":
+        ranks = _numbers(value, asked, "the rank of every stage was expected", "placement=0,1,1,0")
+        if sorted(set(ranks)) != list(range(len(set(ranks)))) or len(set(ranks)) < 2:
+            why = f"the ranks of a replica count from 0, and these are {sorted(set(ranks))}"
+            raise PlanError(asked, why, "placement=0,1,1,0")
+        return ranks
     if not value.isdecimal():
         raise PlanError(asked, "a whole number was expected", f"{field}=2")
     if int(value) < 1:
@@ -133,10 +165,29 @@ def text(choices: Request | Plan) -> str:
     return f"{choices.key} {_words(choices, usual)}".strip()
 
 
+def brief(choices: Request | Plan) -> str:
+    """The same for people: an order of work that was given is not written out."""
+    given = f"schedule={GIVEN}" if choices.order else ""
+    return " ".join(given if given and word.startswith("schedule=") else word for word in text(choices).split())
+
+
+def _own_table(plan: Plan) -> tuple[int, ...] | None:
+    """The rank of every stage within a replica, where it is not as usual and one line can say it."""
+    if plan.placement == usual_placement(plan):
+        return None
+    own = tuple(stage[0] // plan.dp for stage in plan.placement[0] if stage)
+    local = (own,) if plan.takes_any_table else renamed(usual_lines(plan), own)
+    return own if local is not None and table(plan.dp, local) == plan.placement else None
+
+
 def _words(choices: Request | Plan, usual: dict[str, object]) -> str:
     words = []
     for field in _ORDER:
         value = getattr(choices, field, None)
+        if field == "placement" and isinstance(choices, Plan):
+            value = _own_table(choices)
+        if field == "schedule" and choices.order:
+            value = "|".join(choices.order)
         if field == "dp" and choices.spread:
             words.append(f"dp={','.join(map(str, choices.spread))}")
             continue
@@ -144,7 +195,7 @@ def _words(choices: Request | Plan, usual: dict[str, object]) -> str:
             continue
         if field in _SIZES:
             value = _size(int(value))
-        elif field == "stages":
+        elif field in ("stages", "placement"):
             value = ",".join(map(str, value))
         words.append(f"{field}={value}")
     return " ".join(words)
@@ -153,7 +204,7 @@ def _words(choices: Request | Plan, usual: dict[str, object]) -> str:
 def title(choices: Request | Plan) -> str:
     """What a table shows: a plan without its cuts and buckets."""
     drop = ("stages=", "bucket=")
-    words = [word for word in text(choices).split() if not word.startswith(drop)]
+    words = [word for word in brief(choices).split() if not word.startswith(drop)]
     return " ".join(words) or "single"
 
 
@@ -176,4 +227,4 @@ def from_json(data: dict[str, object], where: str = "plan") -> Plan:
     return files.from_json(Plan, data, where)
 
 
-assert set(_ORDER) == {f.name for f in fields(Request)} - {"key", "spread"}
+assert set(_ORDER) == {f.name for f in fields(Request)} - {"key", "spread", "order"}

@@ -39,18 +39,24 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
         return table(True) if adds.all() else np.where(adds, table(True), table(False))
 
     there, passing = at_worst(lambda m: m.saved), at_worst(lambda m: m.passing)
-    if layout.splits:
-        _in_two_parts(ledger, homes, forward, (begin, final), kept, passing)
-        return
-    cut = begin != final
+    parts = found.ops(Kind.I, stages) >= 0 if layout.splits else np.zeros(forward.shape, dtype=bool)
+    if parts.any():
+        _in_two_parts(
+            ledger, homes[parts], forward[parts], (begin[parts], final[parts]), kept[parts], passing[parts]
+        )  # fmt: skip
+        if parts.all():
+            return
+    cut = (begin != final) & ~parts
     for stage in np.flatnonzero(cut.any(axis=1)).tolist():
         there[stage, cut[stage]] = _in_pieces(ledger, found, homes[stage], stage, forward[stage], kept[stage])[
             cut[stage]
         ]
     # The value that the engine keeps the graph under comes first.
-    ledger.add(Value.SAVED, there, homes, forward, final, (begin, np.where(cut, final, -1)))
-    whole = np.where(cut, -1, begin)
-    ledger.add_some(Value.SAVED, kept - there, homes, np.where(cut, -1, forward), whole, early=True)
+    columns = (there, homes, forward, final, begin, np.where(cut, final, -1))
+    size, rank, maker, end, *readers = [column[~parts] for column in columns] if parts.any() else columns
+    ledger.add(Value.SAVED, size, rank, maker, end, tuple(readers))
+    whole = np.where(cut | parts, -1, begin)
+    ledger.add_some(Value.SAVED, kept - there, homes, np.where(cut | parts, -1, forward), whole, early=True)
     ledger.add_some(Value.WORKSPACE, passing, homes, whole, whole)
 
 

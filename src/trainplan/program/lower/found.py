@@ -71,7 +71,12 @@ class Found:
         part for the input and one for the weights."""
         layout = self.layout
         if layout.splits:
-            return self.ops(Kind.W if final else Kind.I, stages)
+            part = self.ops(Kind.W if final else Kind.I, stages)
+            return part if (part >= 0).all() else np.where(part >= 0, part, self._whole_backward(stages, final))
+        return self._whole_backward(stages, final)
+
+    def _whole_backward(self, stages: Sequence[int], final: bool) -> Ints:
+        layout = self.layout
         if layout.recomputes:
             bounds = [layout.plan.bounds[stage] for stage in stages]
             return self.ops(Kind.B, stages, units=[first if final else last - 1 for first, last in bounds])
@@ -83,7 +88,19 @@ class Found:
 
     def gathering(self, stages: Sequence[int]) -> Ints:
         """The operation of every place that (first) adds to the gradients of the weights."""
-        return self.backward(stages, final=self.layout.splits)
+        first = self.backward(stages, final=False)
+        if not self.layout.splits:
+            return first
+        second = self.ops(Kind.W, stages)
+        return np.where(second >= 0, second, first)
+
+    def giving(self, stages: Sequence[int]) -> Ints:
+        """The operation of every place after which the gradients of what came in are there."""
+        whole = self.backward(stages, final=True)
+        if not self.layout.splits:
+            return whole
+        first = self.ops(Kind.I, stages)
+        return np.where(first >= 0, first, whole)
 
     def homes(self) -> Ints:
         """The rank of every stage at every place."""

@@ -55,15 +55,17 @@ def gradients(ledger: Ledger, found: Found) -> None:
 def _pieces(found: Found, stages: list[int], units: list[int]) -> Ints:
     """The operation of every place that completes these buckets, if it is the last to add to them."""
     layout = found.layout
-    if layout.splits:  # the buckets are complete together
-        return found.ops(Kind.W, stages)
 
     def piece(stage: int, unit: int) -> int:
         if layout.recomputes:
             return layout.buckets[stage][unit].block
         return 0 if stage in layout.late else unit
 
-    return found.ops(Kind.B, stages, units=[piece(*pair) for pair in zip(stages, units, strict=True)])
+    whole = found.ops(Kind.B, stages, units=[piece(*pair) for pair in zip(stages, units, strict=True)])
+    if not layout.splits:
+        return whole
+    second = found.ops(Kind.W, stages)  # after which all buckets are complete
+    return np.where(second >= 0, second, whole)
 
 
 def _home(found: Found, holdings: Sequence[Holding]) -> Ints:

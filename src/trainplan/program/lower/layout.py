@@ -9,14 +9,14 @@ from functools import cached_property
 import numpy as np
 
 from trainplan.plan.plan import Plan
-from trainplan.plan.rules import SPLIT_BACKWARD, micro_batches
+from trainplan.plan.rules import micro_batches, splits_backward
 from trainplan.profile.profile import Parameter, Profile
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
 from trainplan.program.ops import Kind
 from trainplan.program.program import Ints
-from trainplan.program.schedules import SCHEDULES, Order, Size
+from trainplan.program.schedules import Order, orders_of
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ class Layout:
     @cached_property
     def orders(self) -> list[Order]:
         """What each rank of a replica computes, in order."""
-        plan = self.plan
-        return SCHEDULES[plan.schedule](Size(plan.pp, plan.micro, plan.chunks, plan.pairs, spread=plan.spread))
+        return orders_of(self.plan)
 
     @cached_property
     def line_of(self) -> Ints:
@@ -66,8 +65,8 @@ class Layout:
 
     @property
     def splits(self) -> bool:
-        """Whether backward comes in two parts: for the input, and for the weights."""
-        return self.plan.schedule in SPLIT_BACKWARD
+        """Whether backward comes in two parts, for the input and for the weights: all passes, or some of them."""
+        return splits_backward(self.plan)
 
     # -- what passes between stages ---------------------------------------------------------------------------------
 

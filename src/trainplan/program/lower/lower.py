@@ -14,7 +14,7 @@ import numpy as np
 
 from trainplan.plan import rules
 from trainplan.plan.plan import Plan
-from trainplan.plan.text import text
+from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.backend import backend as find_backend
@@ -58,7 +58,7 @@ def lower(
         holds=holds, reads=made.reads, resource_lane=lanes, resource_rank=owners, resource_peer=peers,
         value_kind=made.kind, value_bytes=made.bytes, value_rank=made.rank, value_maker=made.maker,
         value_end=made.end, value_late=made.late, value_early=made.early, classes=classes, groups=numbers.groups,
-        replicas=plan.dp if fold else 1, title=text(plan),
+        replicas=plan.dp if fold else 1, title=brief(plan),
     )  # fmt: skip
 
 

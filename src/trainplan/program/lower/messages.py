@@ -81,8 +81,7 @@ def _back(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     give, get = ends.give[back], ends.get[back]
     taken = _taken(found, ends)[back]
     taken = np.where(taken >= 0, taken, ends.target_step[back])
-    # Split or not, what is given back is there after the (first part of the) backward pass.
-    ready = found.backward(target, final=not layout.splits)
+    ready = found.giving(target)
     begin, over = found.backward(source, final=False), found.backward(source, final=True)
     readers = (begin, np.where(over != begin, over, -1))
     sent = give >= 0

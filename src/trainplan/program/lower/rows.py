@@ -19,9 +19,10 @@ from trainplan.program.schedules import Order
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 # What an operation of a schedule becomes: which template of its stage and line is put in its place. Of the passes that
-# gather the gradients of a stage, the first finds none, and the last completes them.
+# gather the gradients of a stage, the first finds none, and the last completes them. Each of these is there for a whole
+# pass and for one in two parts, so many further on.
 _FORWARD, _INPUT, _FIRST, _LATER, _LAST, _ONLY = range(6)
-_VARIANTS = 6
+_SECOND_PART = 4
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,12 @@ def _stage(bodies: _Bodies, replica: int, stage: int, line: int) -> int:
     copied = int(layout.observed)
     first = bodies.add(shape.forward, replica, rank)
     bodies.add(shape.input_backward, replica, rank)
-    bodies.add(shape.backward, replica, rank, adds=kept)
-    bodies.add(shape.backward, replica, rank, adds=1)
-    bodies.add(shape.last_backward, replica, rank, adds=1 + copied, last=True)
-    bodies.add(shape.last_backward, replica, rank, adds=kept + copied, last=True)
+    ways = [(shape.backward, shape.last_backward), (shape.weight_backward, shape.last_weight_backward)]
+    for usual, last in ways if layout.splits else ways[:1]:
+        bodies.add(usual, replica, rank, adds=kept)
+        bodies.add(usual, replica, rank, adds=1)
+        bodies.add(last, replica, rank, adds=1 + copied, last=True)
+        bodies.add(last, replica, rank, adds=kept + copied, last=True)
     return first
 
 
@@ -137,4 +140,5 @@ def _variants(order: Order) -> Ints:
         variant[passes[0]], variant[passes[-1]] = _FIRST, _LAST
         if len(passes) == 1:
             variant[passes] = _ONLY
+    variant[kind == Kind.W] += _SECOND_PART
     return variant

@@ -30,9 +30,11 @@ class Templates:
     """What the operations of one stage, in one line, become."""
 
     forward: tuple[Row, ...]
-    input_backward: tuple[Row, ...]  # where backward comes in two parts: the first
-    backward: tuple[Row, ...]  # whole, or the second part
+    backward: tuple[Row, ...]  # whole
     last_backward: tuple[Row, ...]  # the one that completes the gradients
+    input_backward: tuple[Row, ...]  # where backward comes in two parts: the first
+    weight_backward: tuple[Row, ...]  # the second
+    last_weight_backward: tuple[Row, ...]  # the one that completes the gradients
 
 
 def templates(layout: Layout, stage: int, line: int) -> Templates:
@@ -48,14 +50,14 @@ def templates(layout: Layout, stage: int, line: int) -> Templates:
     returns = [e.source for e in layout.incoming[stage] if e.gradients and layout.is_message(e, line)]
     before = tuple(Row(Kind.RECV_B, stage, line, peer=target) for target in gets)
     after = tuple(Row(Kind.SEND_B, stage, line, peer=source) for source in returns)
-    if layout.splits:
-        weights = Row(Kind.W, stage, line)
-        exchange = tuple(Row(Kind.REDUCE_GRAD, stage, line, unit) for unit in range(len(layout.buckets[stage])))
-        return Templates(
-            forward, (*before, Row(Kind.I, stage, line), *after), (weights,), (weights, *exchange)
-        )  # fmt: skip
     whole, last = (_backward(layout, stage, line, before, last) for last in (False, True))
-    return Templates(forward, (), (*whole, *after), (*last, *after))
+    weights = Row(Kind.W, stage, line)
+    buckets = 0 if stage in layout.late else len(layout.buckets[stage])
+    exchange = tuple(Row(Kind.REDUCE_GRAD, stage, line, unit) for unit in range(buckets))
+    return Templates(
+        forward, (*whole, *after), (*last, *after),
+        (*before, Row(Kind.I, stage, line), *after), (weights,), (weights, *exchange),
+    )  # fmt: skip
 
 
 def _backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:

@@ -1,5 +1,8 @@
 """Orders of work: pure functions of a `Size` (ranks, micro-batches, chunks …) to compute-only lists, one file each.
 
+An order may also be given operation by operation (`given.py`), and one that has a list for each stage goes with any
+placement of stages on ranks (`merged.py`).
+
 Sending, recomputing, exchanging gradients and stepping are added by the passes in `program.lower`.
 """
 
@@ -7,9 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from trainplan.plan.order import known
+from trainplan.plan.plan import Plan
 from trainplan.program.schedules.bidirectional import chimera, chimera_doubled, gems
+from trainplan.program.schedules.given import orders as given_orders
 from trainplan.program.schedules.gpipe import gpipe
 from trainplan.program.schedules.interleaved import interleaved
+from trainplan.program.schedules.merged import merged
 from trainplan.program.schedules.naive import naive
 from trainplan.program.schedules.one_forward_one_backward import (
     early_one_forward_one_backward,
@@ -33,3 +40,13 @@ SCHEDULES: dict[str, Callable[[Size], list[Order]]] = {
     "chimera": chimera,
     "chimera-doubled": chimera_doubled,
 }
+
+
+def orders_of(plan: Plan) -> list[Order]:
+    """What each rank of a replica computes, in order."""
+    if plan.order:
+        return given_orders(known(plan.order))
+    if plan.wanted != plan.pp * plan.chunks:
+        alone = SCHEDULES[plan.schedule](Size(plan.wanted, plan.micro))
+        return merged(alone, [plan.ranks(0).index(rank) for (rank,) in plan.placement[0]])
+    return SCHEDULES[plan.schedule](Size(plan.pp, plan.micro, plan.chunks, plan.pairs, spread=plan.spread))
