@@ -310,18 +310,28 @@ def timeline(
     step: int | None = None,
     width: int = 100,
     trace: str | None = None,
+    csv: str | None = None,
     *,
     inputs: Any = None,
     loss: Any = None,
     optimizer: Any = None,
 ) -> Drawn:
-    """Draw a plan's predicted timeline, or a saved one; with `measured`, both, joined."""
+    """Draw a plan's predicted timeline, or a saved one; with `measured`, both, joined.
+
+    `csv`: a file for what each rank of a replica computes, in torch's format. `schedule=FILE` takes it back.
+    """
+    from trainplan.files import write_text
     from trainplan.predict.predict import predict as simulate
+    from trainplan.program.schedules import orders_of
+    from trainplan.program.schedules.given import write_csv
     from trainplan.program.timeline import Timeline
     from trainplan.report.answers import Drawn
     from trainplan.report.joined import join
     from trainplan.report.trace import write
 
+    if csv is not None and (plan is None or not csv.endswith(".csv")):
+        why = "a plan has an order of work, and none is given" if plan is None else "its name does not end in .csv"
+        raise InputError(f"--csv {csv}", why, "--plan 'pp=2 schedule=1f1b'" if plan is None else f"--csv {csv}.csv")
     if plan is None:
         shown = [model if isinstance(model, Timeline) else Timeline.load(model)]
     else:
@@ -329,12 +339,14 @@ def timeline(
         chosen, there = plan_for(plan, s)
         expected: Prediction = simulate(chosen, s.profile, there, s.batch, keep=True)
         shown = [expected.timeline()]
+        if csv:
+            write_text(csv, write_csv(orders_of(chosen)))
     if measured:
         shown.append(Timeline.load(measured))
     if trace:
         write(trace, shown)
     joined = join(*shown) if len(shown) == 2 else None
-    return Drawn(tuple(shown), width, step, joined, trace or "")
+    return Drawn(tuple(shown), width, step, joined, trace or "", csv or "")
 
 
 # -- in one's own loop ------------------------------------------------------------------------------------------------

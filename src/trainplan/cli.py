@@ -30,7 +30,9 @@ app = typer.Typer(
 _NAMES = "resnet50:cifar10, gpt:layers=12,…, hf:gpt2, file.py:function"
 Model = Annotated[str, typer.Argument(help=f"{_NAMES}, profile.json")]
 Workload = Annotated[str, typer.Argument(help=_NAMES)]
-Plan = Annotated[str, typer.Option(help="Such as 'dp=4', 'pp=2 micro=8', or a system's key: trainplan systems.")]
+Plan = Annotated[
+    str, typer.Option(help="Such as 'dp=4', 'pp=2 micro=8', 'schedule=FILE.csv', or a system's key: trainplan systems.")
+]
 Cluster = Annotated[str, typer.Option(help="4xTitanRTX, 2x8xH100-SXM, a .yaml or .json file, or local: this machine.")]
 Batch = Annotated[int | None, typer.Option(help="Samples of one optimizer step, over all devices.")]
 ProfileFile = Annotated[str | None, typer.Option(help="A saved profile of the model, instead of making one.")]
@@ -195,11 +197,12 @@ def timeline(
     step: Annotated[int | None, typer.Option(help="Draw this step only.")] = None,
     width: Annotated[int, typer.Option(help="Characters across.")] = 100,
     trace: Trace = None,
+    csv: Annotated[str | None, typer.Option(help="Write what each rank computes, as torch's schedules do.")] = None,
     json: Json = False,
 ) -> None:
     """Draw what happens when on which rank."""
     _answer(
-        json, api.timeline, model, plan, cluster, batch, profile, set, compile, measured, step, width, trace
+        json, api.timeline, model, plan, cluster, batch, profile, set, compile, measured, step, width, trace, csv
     )  # fmt: skip
 
 

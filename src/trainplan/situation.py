@@ -162,14 +162,14 @@ def _is_profile(model: Any) -> bool:
 def plan_for(plan: str | Plan | Request, s: Situation) -> tuple[Plan, Cluster]:
     """The plan that is meant, and the cluster with the memory that it may use."""
     from trainplan.plan.plan import Plan
-    from trainplan.plan.text import parse, text
+    from trainplan.plan.text import brief, parse
     from trainplan.solve.limits import limited
     from trainplan.solve.resolve import resolve
 
     if isinstance(plan, Plan):
         if plan.blocks != len(s.profile.blocks):
             why = f"it was made for {plan.blocks} blocks, and the model has {len(s.profile.blocks)}"
-            raise PlanError(f"plan {text(plan)!r}", why, "making the plan again")
+            raise PlanError(f"plan {brief(plan)!r}", why, "making the plan again")
         return plan, s.cluster
     request = parse(plan) if isinstance(plan, str) else plan
     return resolve(request, s.profile, s.cluster, s.batch), limited(s.cluster, request.memory)

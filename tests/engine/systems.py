@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from trainplan.plan.placement import placement
 from trainplan.plan.plan import Plan, plan
 
+# Orders of work as files hold them.
+UNEVEN = ("0F0,0F1,0F2,2F0,2B0,2F1,2I1,2W1,0I0,2F2,2B2,0W0,0B1,0B2", "1F0,1F1,1F2,1B0,1I1,1W1,1B2")
+BOTH_WAYS = ("0F0,1F1^1,1I1^1,1W1^1,0B0,0F2,0B2", "1F0,0F1^1,1B0,0B1^1,1F2,1B2")
 BLOCKS = {"chain": 6, "residual": 5, "tied": 6, "sleeping": 4}
 
 
@@ -125,6 +129,15 @@ def _orders() -> list[Case]:
         ("chimera", "chimera", {**four, **shared, "micro": 4, "pairs": 2}),
         ("chimera", "chimera-doubled", {**two, **shared, "micro": 4}),
         ("chimera", "chimera", {**two, **shared, "micro": 2, "dp": 2, "recompute": "full"}),
+    ]
+    # Any table, ranks with different numbers of stages among them; and orders that are given, with backward passes that
+    # are whole and others that are split, and in two directions.
+    orders += [
+        ("dapple", "1f1b", {"pp": 2, "stages": (1, 2, 3), "micro": 4, "placement": placement(1, ((0, 1, 1, 0),))}),
+        ("zb-h1", "zb-h1", {"pp": 3, "stages": (1, 2, 3), "micro": 4, "placement": placement(1, ((0, 1, 2, 1),))}),
+        ("gpipe", "gpipe", {"dp": 2, "pp": 2, "stages": (1, 2), "micro": 2, "placement": placement(2, ((0, 1, 0),))}),
+        ("dapple", "given", {"stages": (1, 2), "order": UNEVEN}),
+        ("gems", "given", {"stages": (2,), **shared, "order": BOTH_WAYS}),
     ]
     cases = [
         Case(key, model, {**choices, "schedule": schedule})

@@ -11,6 +11,8 @@ from trainplan.plan.plan import Plan, plan
 from trainplan.plan.rules import check, micro_batches, split
 
 PIPELINE = {"pp": 3, "micro": 4, "schedule": "gpipe", "blocks": 8}
+TABLE = {"pp": 2, "micro": 4, "schedule": "1f1b", "blocks": 8, "stages": (1, 2, 3)}
+LOOP = {"schedule": "interleaved", "chunks": 2}
 OPEN_STAGES, OPEN_PLACEMENT = "leaving stages open", "leaving the placement out"
 
 # The plan and where it is asked for; why not; and what would work.
@@ -31,6 +33,33 @@ ILLEGAL = [
     ({"dp": 2, "placement": (((0,),),)}, {}, "has 2 × 1 entries, and this one has 1", OPEN_PLACEMENT),
     ({"dp": 2, "placement": (((0,),), ((0,),))}, {}, "from 0 to 1, and this one uses [0]", OPEN_PLACEMENT),
     ({"dp": 2, "placement": (((0,),), ((2,),))}, {}, "from 0 to 1, and this one uses [0, 2]", OPEN_PLACEMENT),
+    # Any table for some orders of work, but the same for all replicas; for others only other names for the ranks.
+    ({**TABLE, "placement": placement(1, ((0, 1, 1),))}, {}, "3 stages need 2 cuts, 3", OPEN_STAGES),
+    ({**TABLE, "placement": placement(1, ((0, 0, 0, 0),))}, {}, "from 0 to 1, and this one uses [0]", OPEN_PLACEMENT),
+    (
+        {**TABLE, "dp": 2, "placement": (((0,), (1,), (1,), (0,)), ((2,), (3,), (2,), (3,)))},
+        {},
+        "the same stages share",
+        OPEN_PLACEMENT,
+    ),
+    (
+        {**TABLE, "dp": 2, "placement": (((0,), (1,), (1,), (0,)), ((2,), (1,), (1,), (3,)))},
+        {},
+        "the same stages share",
+        OPEN_PLACEMENT,
+    ),
+    (
+        {**TABLE, **LOOP, "placement": placement(1, ((0, 1, 1, 0),))},
+        {},
+        "schedule=interleaved wants the stages on ranks 0,1,0,1, or",
+        "placement=0,1,0,1, with other names for the ranks; or schedule=naive",
+    ),
+    (
+        {**TABLE, "schedule": "chimera", "stages": (1,), "placement": placement(1, ((0, 1), (0, 1)))},
+        {},
+        "wants the stages on ranks 0,1 and 1,0, or",
+        "which takes any table",
+    ),
     ({"placement": (((0, 1),),)}, {}, "a stage runs on one rank, and one is placed on 2", OPEN_PLACEMENT),
     ({"placement": (((),),)}, {}, "a stage runs on one rank, and one is placed on 0", OPEN_PLACEMENT),
     ({"dp": 4}, {"world": 3}, "it needs 4 × 1 = 4 devices, and there are 3", "dp=3 pp=1"),

@@ -73,7 +73,7 @@ def start(
     log = folder / ("torchrun.log" if nnodes == "1" else f"torchrun-{socket.gethostname()}-{os.getpid()}.log")
     code = _wait(command, log, show)
     if code != 0:
-        raise failure(folder, f"running {plan_text.text(plan)!r}", code, log)
+        raise failure(folder, f"running {plan_text.brief(plan)!r}", code, log)
     return elsewhere(folder) or gather(job, plan)
 
 

@@ -134,7 +134,7 @@ def merge(ranks: Sequence[Measurement], plan: Plan) -> Timeline:
     moved = tuple(
         replace(e, start=e.start - begin, end=e.end - begin) for e in sorted(events, key=lambda e: (e.start, e.rank))
     )
-    return Timeline("measured", len(ranks), steps, moved, plan_text.text(plan))
+    return Timeline("measured", len(ranks), steps, moved, plan_text.brief(plan))
 
 
 def _messages(ranks: Sequence[Measurement]) -> list[Event]:

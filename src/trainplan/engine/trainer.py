@@ -33,7 +33,7 @@ from trainplan.errors import PlanError, RunError
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import check as check_plan
 from trainplan.plan.rules import micro_batches, split
-from trainplan.plan.text import text
+from trainplan.plan.text import brief
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.stage import Stage
@@ -87,10 +87,10 @@ class Trainer:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         world = dist.get_world_size() if dist.is_initialized() else 1
         if plan.world != world:
-            raise PlanError(f"plan {text(plan)!r}", f"it needs {plan.world} ranks, and {world} were started")
+            raise PlanError(f"plan {brief(plan)!r}", f"it needs {plan.world} ranks, and {world} were started")
         if plan.blocks != len(captured.blocks):
             why = f"it was made for {plan.blocks} blocks, and the model has {len(captured.blocks)}"
-            raise PlanError(f"plan {text(plan)!r}", why, "making the plan again")
+            raise PlanError(f"plan {brief(plan)!r}", why, "making the plan again")
         self.shape = shape or structure(captured, workload, workload.inputs(2, 0))
         self.replica, numbers = self._place()
         self.stages: dict[int, Stage] = {}  # by number
@@ -132,7 +132,7 @@ class Trainer:
             if self.rank in ranks
         ]
         if not found:
-            raise PlanError(f"plan {text(self.plan)!r}", f"it has no place for rank {self.rank}")
+            raise PlanError(f"plan {brief(self.plan)!r}", f"it has no place for rank {self.rank}")
         return found[0][0], sorted({number for _, number in found})
 
     # -- the program ------------------------------------------------------------------------------------------------

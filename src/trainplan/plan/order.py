@@ -12,6 +12,8 @@ it is read whole, and refused whole: with the place, and with what would mend it
 >>> found = read("0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\\n1F0,1F1,1B0,1B1", "example.csv")
 >>> found.ranks, found.stages, found.micro, found.local
 (2, 3, 2, ((0, 1, 0),))
+>>> found.held
+(2, 2, 2)
 >>> read("0F0,0B0\\n1B0,1F0", "example.csv")
 Traceback (most recent call last):
     ...
@@ -27,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from trainplan.errors import InputError, nearest
 
@@ -41,8 +44,7 @@ _WORDS = {"F": "forward", "B": "backward", "I": "the input part of backward", "W
 Name = tuple[str, int, int]  # kind, stage, micro-batch
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One operation, and where it was read."""
 
     kind: str
@@ -81,6 +83,17 @@ class Given:
     def lines(self) -> tuple[str, ...]:
         """The order as a plan keeps it: nothing but what is computed."""
         return tuple(",".join(map(str, row)) for row in self.cells)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Of every stage the micro-batches that are forward but not back at once, where they are most."""
+        most = [0] * self.stages
+        for row in self.cells:
+            now = [0] * self.stages
+            for cell in row:
+                now[cell.stage] += {"F": 1, "I": 0}.get(cell.kind, -1)
+                most[cell.stage] = max(most[cell.stage], now[cell.stage])
+        return tuple(most)
 
 
 def from_file(path: str) -> Given:
@@ -195,9 +208,7 @@ class _Reading:
                 raise self.error(cell, why, f"moving it to line {first.line}")
         return homes
 
-    def _complete(
-        self, pipeline_of: dict[int, int], homes: dict[tuple[int, int], Cell]
-    ) -> tuple[tuple[int, ...], ...]:
+    def _complete(self, pipeline_of: dict[int, int], homes: dict[tuple[int, int], Cell]) -> tuple[tuple[int, ...], ...]:
         """Every micro-batch goes forward and back through every stage of its pipeline, and numbers have no gaps."""
         counts = {"micro-batch": set(pipeline_of), "stage": {s for _, s in homes}, "pipeline": {p for p, _ in homes}}
         for what, numbers in counts.items():

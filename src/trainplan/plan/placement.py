@@ -54,8 +54,10 @@ def lines(
 def renamed(usual: Lines, table: tuple[int, ...]) -> Lines | None:
     """The usual lines where the first has its stages on the ranks of a table; None where other stages share a rank.
 
-    >>> renamed(((0, 1, 1, 0),), (1, 0, 0, 1)), renamed(((0, 1), (1, 0)), (1, 0)), renamed(((0, 1, 0, 1),), (0, 1, 1, 0))
-    (((1, 0, 0, 1),), ((1, 0), (0, 1)), None)
+    >>> renamed(((0, 1, 1, 0),), (1, 0, 0, 1)), renamed(((0, 1), (1, 0)), (1, 0))
+    (((1, 0, 0, 1),), ((1, 0), (0, 1)))
+    >>> renamed(((0, 1, 0, 1),), (0, 1, 1, 0)) is None
+    True
     """
     named = set(zip(usual[0], table, strict=False))
     names = dict(named)

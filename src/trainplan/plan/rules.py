@@ -52,7 +52,9 @@ def splits_backward(plan: Plan) -> bool:
 def _order(plan: Plan, asked: str) -> None:
     """An order of work that is given says how many ranks and micro-batches there are."""
     if plan.schedule != GIVEN:
-        raise PlanError(asked, f"an order of work is given, and schedule={plan.schedule} is another", "only one of them")
+        raise PlanError(
+            asked, f"an order of work is given, and schedule={plan.schedule} is another", "only one of them"
+        )
     given = known(plan.order)
     if given.ranks < 2:
         why = "it has one line, so one rank, and an order of work between stages needs several"
@@ -126,8 +128,10 @@ def _stages(plan: Plan, asked: str) -> None:
 def fewer_stages(plan: Plan) -> str:
     """What a plan with more stages than blocks could be instead."""
     if plan.order:
-        return f"an order of work with {plan.blocks} stages"
-    return f"pp={plan.blocks // plan.chunks}" if plan.wanted == plan.pp * plan.chunks else "a shorter placement"
+        return f"an order of work with at most {plan.blocks} stages"
+    if plan.wanted != plan.pp * plan.chunks:
+        return f"a placement of at most {plan.blocks} stages"
+    return f"pp={max(1, plan.blocks // plan.chunks)}"
 
 
 def _placement(plan: Plan, asked: str) -> None:

@@ -80,17 +80,23 @@ def parse(line: str) -> Request:
             request = replace(request, schedule=GIVEN, order=given.lines)
             continue
         request = replace(request, **{field: _value(field, value, line)})
-    return _settled(request, seen, line) if request.order else request
+    if request.order:  # what the name of a system says is not what was asked
+        pp, micro = (getattr(request, field) if field in seen else None for field in ("pp", "micro"))
+        request = replace(request, pp=pp, micro=micro)
+    return settled(request, f"plan {line!r}")
 
 
-def _settled(request: Request, seen: set[str], line: str) -> Request:
-    """A request with what its order of work says: ranks and micro-batches."""
-    given = known(request.order or ())
-    for field, said, what in (("pp", given.ranks, "line(s), one for each rank"), ("micro", given.micro, "micro-batches")):
-        if field in seen and getattr(request, field) != said:
+def settled(request: Request, asked: str) -> Request:
+    """A request with what an order of work that is given says: ranks and micro-batches."""
+    if not request.order:
+        return request
+    given = known(tuple(request.order))
+    says = {"pp": (given.ranks, "line(s), one for each rank"), "micro": (given.micro, "micro-batch(es)")}
+    for field, (said, what) in says.items():
+        if getattr(request, field) not in (None, said):
             why = f"{field}={getattr(request, field)}, and the order of work has {said} {what}"
-            raise PlanError(f"plan {line!r}", why, f"{field}={said}, or leaving it out")
-    return replace(request, pp=given.ranks, micro=given.micro)
+            raise PlanError(asked, why, f"{field}={said}, or leaving it out")
+    return replace(request, schedule=GIVEN, order=given.lines, pp=given.ranks, micro=given.micro)
 
 
 def _value(field: str, value: str, line: str) -> Any:

@@ -88,7 +88,7 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     _devices_match(profile, cluster)
     if plan.world > cluster.world:
         why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
-        raise PlanError(f"plan {plan_text.text(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
+        raise PlanError(f"plan {plan_text.brief(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
     fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster, profile)
     program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold)
     wiring = wire(program)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainplan import files
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.describe import describe
-from trainplan.plan.text import text as plan_text
-from trainplan.plan.text import title
+from trainplan.plan.text import brief, title
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.timeline import Timeline
@@ -105,7 +104,7 @@ class Predicted:
         lines = [
             model_line(self.profile, p.batch),
             cluster_lines(self.cluster),
-            f"plan     {plan_text(p.plan)}",
+            f"plan     {brief(p.plan)}",
             "",
             f"step     {seconds(p.step_s)}, {significant(p.samples_per_s)} {self.profile.sample}s/s",
             f"epoch    {seconds(p.epoch_s)}{price}",
@@ -258,11 +257,14 @@ class Drawn:
     step: int | None = None
     joined: Joined | None = None
     trace: str = ""
+    csv: str = ""
 
     def __str__(self) -> str:
         lines = [draw(timeline, self.width, self.step) for timeline in self.timelines]
         if self.joined is not None:
             lines.append(str(self.joined))
+        if self.csv:
+            lines.append(f"order of work: {self.csv} (edit it, and give it back as schedule={self.csv})")
         return "\n\n".join([*lines, *([f"trace: {self.trace} (open in ui.perfetto.dev)"] if self.trace else [])])
 
     def to_json(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from trainplan import files
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
-from trainplan.plan.text import text as plan_text
+from trainplan.plan.text import brief
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
@@ -31,6 +31,7 @@ _ORDERS = {
     "gems": "one micro-batch goes down the ranks and the next one up, each through its own copy of the stages",
     "chimera": "half of the micro-batches go down the ranks and half go up, each through its own copy of the stages",
     "chimera-doubled": "as chimera, with two forwards for every backward",
+    "given": "every rank does what the order of work says that was given",
 }
 
 
@@ -78,7 +79,7 @@ def explain(prediction: Prediction, profile: Profile, cluster: Cluster) -> Expla
     plan = prediction.plan
     layout = Layout(plan, profile, prediction.batch, backend(cluster.backend), tuple(range(plan.dp)))
     return Explanation(
-        plan=plan_text(plan),
+        plan=brief(plan),
         headline=_headline(layout, cluster),
         stages=tuple(_stage(prediction, layout, cluster, stage) for stage in range(plan.depth)),
         moves=tuple(_moves(layout, cluster)),

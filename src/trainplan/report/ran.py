@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from trainplan.plan.text import text as plan_text
-from trainplan.plan.text import title
+from trainplan.plan.text import brief, title
 from trainplan.predict.predict import Prediction
 from trainplan.report.joined import Joined, noise_words
 from trainplan.report.table import milliseconds, table
@@ -115,7 +114,7 @@ class Prepared:
         p = self.prediction
         fits = "fits" if p.fits else "DOES NOT FIT"
         return (
-            f"{plan_text(p.plan)}: predicted {seconds(p.step_s)} a step, {gib(p.peak_bytes)} of {gib(p.limit_bytes)} "
+            f"{brief(p.plan)}: predicted {seconds(p.step_s)} a step, {gib(p.peak_bytes)} of {gib(p.limit_bytes)} "
             f"({fits})\njob      {self.job}\nstart    {self.command}"
         )
 

@@ -23,7 +23,9 @@ import numpy as np
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan import rules
+from trainplan.plan.order import known
 from trainplan.plan.plan import Plan, Request, open_fields
+from trainplan.plan.text import brief, settled
 from trainplan.predict.predict import Prediction, predict
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
@@ -51,6 +53,7 @@ def resolve(request: Request, profile: Profile, cluster: Cluster, batch: int, ta
 def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tables: Tables | None = None) -> Prediction:
     """The plan, with the prediction by which it was chosen."""
     cluster, tables = limited(cluster, request.memory), tables or Tables(profile)
+    request = settled(request, f"plan {brief(request)!r}")
     sketch = shape(request, len(profile.blocks), cluster.world, batch)
     left = open_fields(request)
     few, many = [sketch.micro], list[int]()
@@ -116,7 +119,7 @@ def _moved(found: Prediction, known: set[tuple[int, ...]], cluster: Cluster, bat
     """
     plan, simulated = found.plan, 0
     bound = _bound(plan, cluster, batch, tables)
-    stages = plan.pp * plan.chunks
+    stages = plan.wanted
     few = math.comb(plan.blocks - 1, stages - 1) <= FEW_CUTS
     while True:
         around = itertools.combinations(range(1, plan.blocks), stages - 1) if few else _one_move(found.plan)
@@ -148,7 +151,7 @@ def _bound(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Callable
     A stage starts after a micro-batch has come through those ahead of it, and these end after it: so a step takes as
     long as one micro-batch in the stages ahead and all of them here. The host issues without waiting for either.
     """
-    if plan.spread or plan.lines > 1 or plan.chunks > 1:  # ranks share a stage, or stages a rank
+    if plan.spread or plan.lines > 1 or plan.wanted > plan.pp:  # ranks share a stage, or stages a rank
         return lambda trial: 0.0
     size = rules.split(batch, plan.dp)[0] // plan.micro
     own, plain = tables.at(size, plan.recompute), tables.at(size)  # a stage may recompute while it waits
@@ -183,13 +186,15 @@ def cuts(plan: Plan, cluster: Cluster, batch: int, tables: Tables, limit: float,
     local = max(rules.split(batch, plan.dp))
     ranges = tables.at(max(rules.split(local, plan.micro)), plan.recompute)
     pace = ranges.pace(backend(cluster.backend).host_computes)
-    stages = plan.pp * plan.chunks
-    if plan.spread:  # stages with more ranks take more
-        speeds = tuple(float(count) for count in plan.spread)
+    stages = plan.wanted
+    on_rank = Counter(rank for line in plan.placement[: plan.lines] for (rank,) in line)
+    shared = max(on_rank.values())
+    if plan.spread or min(on_rank.values()) < shared:  # stages with more ranks, or fewer neighbours, take more
+        alone = [max(1 / on_rank[line[stage][0]] for line in plan.placement) for stage in range(stages)]
+        speeds = tuple(float(count) for count in plan.spread or alone)
         return elasticpipe(on(instance(pace.tolist()), speeds=speeds)).cuts
-    held = in_flight(plan.schedule, stages, plan.micro)
+    held = known(plan.order).held if plan.order else in_flight(plan.schedule, stages, plan.micro)
     batch_bytes = tables.profile.input_bytes_per_sample * local
-    shared = max(Counter(rank for line in plan.placement[: plan.lines] for (rank,) in line).values())
 
     def within(limit: float) -> tuple[int, ...] | None:
         # A rank with several stages has a share of the limit for each.

@@ -2,15 +2,20 @@
 
 ddp                    as many replicas as there are devices
 gpipe, dapple, naive   as many stages as there are devices (and no more than blocks)
+a placement table      as many stages as it has entries, and as many ranks as it names
+an order that is given what it says
 anything else          one replica, one stage
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainplan.errors import PlanError
-from trainplan.plan.plan import Plan, Request, plan
-from trainplan.plan.rules import CHUNKED, least_micro
-from trainplan.plan.text import text
+from trainplan.plan.placement import placement, renamed
+from trainplan.plan.plan import Plan, Request, plan, usual_lines
+from trainplan.plan.rules import CHUNKED, fewer_stages, least_micro, other_table
+from trainplan.plan.text import brief, settled
 
 USUAL_BUCKET = 25 * 2**20  # torch's
 ENOUGH = 16  # micro-batches for each stage
@@ -24,9 +29,17 @@ def shape(request: Request, blocks: int, world: int, batch: int) -> Plan:
     >>> found = shape(Request(schedule="gpipe"), blocks=18, world=4, batch=32)
     >>> found.dp, found.pp, found.recompute, found.stages
     (1, 4, 'none', ())
+    >>> found = shape(Request(placement=(0, 1, 1)), blocks=18, world=4, batch=32)
+    >>> found.pp, found.schedule, found.placement
+    (2, '1f1b', (((0,), (1,), (1,)),))
     """
-    chunks = request.chunks or (2 if request.schedule in CHUNKED else 1)
+    request = settled(request, f"plan {brief(request)!r}")
+    own = request.placement or ()
     pp, dp, spread = request.pp, request.dp, request.spread or ()
+    if pp is None and own:
+        pp = max(own) + 1
+    usual_chunks = (len(own) // (pp or 1) if own else 2) if request.schedule in CHUNKED else 1
+    chunks = request.chunks or max(1, usual_chunks)
     if pp is None and spread:
         pp = len(spread)
     if pp is None and request.stages:
@@ -38,15 +51,31 @@ def shape(request: Request, blocks: int, world: int, batch: int) -> Plan:
         pp = max(1, min(world // dp, blocks // chunks)) if request.schedule is not None else 1
         if (request.schedule or "").startswith("chimera") and pp > 1:
             pp -= pp % 2  # two directions meet in the middle
-    _refuse(request, dp, pp, chunks, blocks, world, batch)
-    return plan(
+    sketch = plan(
         dp=dp, pp=pp, micro=request.micro or 1, schedule=request.schedule or ("1f1b" if pp > 1 else "naive"),
         chunks=chunks, pairs=request.pairs or 1, spread=spread,
         stages=request.stages or (), recompute=request.recompute or "none",
         exchange=request.exchange or "all-reduce", bucket=request.bucket or USUAL_BUCKET,
         updates=request.updates or "sync", precision=request.precision or "fp32", overlap=request.overlap or "on",
-        blocks=blocks, key=request.key,
+        blocks=blocks, key=request.key, order=request.order or (),
     )  # fmt: skip
+    if own:
+        sketch = _placed(sketch, own, f"plan {brief(request)!r}")
+    _refuse(request, sketch, world, batch)
+    return sketch
+
+
+def _placed(sketch: Plan, table: tuple[int, ...], asked: str) -> Plan:
+    """The sketch with its stages where a table puts them."""
+    if sketch.takes_any_table:
+        if max(table) + 1 != sketch.pp:
+            why = f"pp={sketch.pp}, and the table has {max(table) + 1} ranks"
+            raise PlanError(asked, why, f"pp={max(table) + 1}, or leaving it out")
+        return replace(sketch, placement=placement(sketch.dp, (table,)))
+    lines = renamed(usual_lines(sketch), table)
+    if lines is None:
+        raise PlanError(asked, *other_table(sketch))
+    return replace(sketch, placement=placement(sketch.dp, lines))
 
 
 def micro_counts(sketch: Plan, batch: int) -> tuple[list[int], list[int]]:
@@ -72,16 +101,18 @@ def _least(key: str) -> int:
     return 2 if key == "accumulate" else 1
 
 
-def _refuse(request: Request, dp: int, pp: int, chunks: int, blocks: int, world: int, batch: int) -> None:
-    asked = f"plan {text(request)!r}"
+def _refuse(request: Request, sketch: Plan, world: int, batch: int) -> None:
+    asked, dp, pp = f"plan {brief(request)!r}", sketch.dp, sketch.pp
     if batch < 1:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
-    if pp * chunks > blocks:
-        fewer = f"pp={max(1, blocks // chunks)}"
-        raise PlanError(asked, f"{pp * chunks} stages, but the model has only {blocks} blocks", fewer)
-    own = sum(request.spread) if request.spread else pp
+    if sketch.wanted > sketch.blocks:
+        why = f"{sketch.wanted} stages, but the model has only {sketch.blocks} blocks"
+        raise PlanError(asked, why, fewer_stages(sketch))
+    own = sum(sketch.spread) if sketch.spread else pp
     if dp * own > world:
         fewer = f"dp={max(1, world // pp)} pp={pp}" if pp <= world else f"pp={world}"
+        if pp > world and (request.order or request.placement):
+            fewer = f"{'an order of work' if request.order else 'a placement'} for {world} rank(s)"
         raise PlanError(asked, f"it needs {dp} × {own} = {dp * own} devices, and there are {world}", fewer)
     if batch < dp:
         raise PlanError(asked, f"a batch of {batch} samples cannot be split over {dp} replicas", f"dp={batch}")
@@ -89,4 +120,5 @@ def _refuse(request: Request, dp: int, pp: int, chunks: int, blocks: int, world:
     if batch < dp * micro:
         why = f"a batch of {batch} samples cannot be split over {dp} replica(s) × {micro} micro-batches"
         fits = batch // dp
-        raise PlanError(asked, why, f"micro={fits}" if fits >= _least(request.key) else f"--batch {dp * micro}")
+        changes = fits >= _least(request.key) and not request.order  # which has its micro-batches in it
+        raise PlanError(asked, why, f"micro={fits}" if changes else f"--batch {dp * micro}")
