@@ -1,20 +1,30 @@
-"""Predicted against measured on this machine's CPU cores: the table of docs/accuracy.md.
+"""Predicted against measured on this machine's CPU cores, or on slices of its GPU: the tables of docs/accuracy.md.
 
     python benchmarks/accuracy.py --ranks 2 --steps 20 --out benchmarks/data/accuracy-here.json
+    python benchmarks/accuracy.py --orders 4 --slices 4 --out benchmarks/data/orders-gpu.json
+
+`--slices` cuts one GPU into so many equal parts with NVIDIA's Multi-Process Service (it is started here, which needs
+root, and stopped at the end): every process, also the one that the profile is measured in, has one of them.
 
 Rows that are in the file already are not measured again, so it can be stopped and started. With `--keep FOLDER`, the
 profiles and the probed cluster that the predictions were made from are kept beside them.
 """
 
 import argparse
+import os
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
 from trainplan import files
 from trainplan.bench.accuracy import Row, compare, orders, suite
+from trainplan.bench.pool import stop_pools
 from trainplan.cluster.probe.probe import probe
 from trainplan.cluster.yaml_write import save_yaml
 from trainplan.profile import machine
@@ -28,23 +38,51 @@ WORKLOADS = {
     "mobilenetv2:cifar10": 16,
     "gpt:layers=6,hidden=256,heads=4,seq=128,vocab=1024": 16,
 }
+# Larger ones, so that a slice has something to do: kernels of a millisecond, not of ten microseconds.
+GPU_WORKLOADS = {
+    "gpt:layers=12,hidden=1024,heads=16,seq=512,vocab=8192": 32,
+    "resnet50:imagenet": 64,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--orders", type=int, nargs="*", default=[], help="ranks for every order of work, instead")
+    parser.add_argument("--slices", type=int, default=0, help="of the GPU, a process each; 0: CPU cores")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", default=[])
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing for each profile")
     parser.add_argument("--keep", type=Path, help="folder for the profiles and the cluster")
     parser.add_argument("--until", type=float, default=0.0, help="stop starting new plans after so many seconds")
     options = parser.parse_args()
+    with sliced(options.slices) if options.slices else nullcontext():
+        compare_all(options)
+
+
+@contextmanager
+def sliced(slices: int) -> Iterator[None]:
+    """Give this process, and those that it starts, a share of the GPU's multiprocessors."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = folder
+        os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // slices)
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
+        try:
+            yield
+        finally:
+            stop_pools()
+            subprocess.run(["nvidia-cuda-mps-control"], input="quit -t 1\n", text=True, check=False)
+
+
+def compare_all(options: argparse.Namespace) -> None:
+    """Every workload under every plan."""
     started = time.monotonic()
     torch.set_num_threads(1)
+    device = "cuda" if options.slices else "cpu"
+    here = machine.describe(torch.device(device)) + (f", {options.slices} slices" if options.slices else "")
     lines = [line for ranks in options.orders for line in orders(ranks)] or suite(options.ranks)
-    cluster = probe(max(options.orders or options.ranks), refresh=True, progress=lambda *_: None)
+    cluster = probe(max(options.orders or options.ranks), device, refresh=True, progress=lambda *_: None)
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
         save_yaml(cluster, options.keep / "cluster.yaml")
@@ -52,8 +90,8 @@ def main() -> None:
         [files.from_json(Row, r) for r in files.read(options.out, "accuracy")["rows"]] if options.out.exists() else []
     )
     print(f"{'workload':24} {'plan':44} {'predicted':>10} {'measured':>10} {'error':>8} {'raw':>8} {'noise':>7}")
-    for name in options.workloads:
-        batch = WORKLOADS[name]
+    for name in options.workloads or (GPU_WORKLOADS if options.slices else WORKLOADS):
+        batch = GPU_WORKLOADS[name] if options.slices else WORKLOADS[name]
         profile: Profile | None = None
         for line in lines:
             if options.until and time.monotonic() - started > options.until:
@@ -62,7 +100,7 @@ def main() -> None:
                 continue
             if profile is None:
                 sizes = sorted({max(1, batch // k) for k in (1, 2, 4, 8, 16)})
-                profile = measure(load(name), samples=sizes, seconds=options.seconds)
+                profile = measure(load(name), device=device, samples=sizes, seconds=options.seconds)
                 if options.keep:
                     profile.save(options.keep / f"{name.partition(':')[0]}.profile.json")
             row = compare(name, line, profile, cluster, batch, options.steps)
@@ -73,7 +111,7 @@ def main() -> None:
                 flush=True,
             )
             about = {
-                "machine": machine.describe(torch.device("cpu")),
+                "machine": here,
                 "made": time.strftime("%Y-%m-%d", time.gmtime()),
                 "torch": torch.__version__,
                 "command": "python " + " ".join(sys.argv),

@@ -64,30 +64,35 @@ def _captured(name: str) -> tuple[Workload, Skeleton, Captured]:
     return workload, skeleton, capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
 
 
-def _train(rank: int, world: int, name: str, plan: Plan, batch: int, steps: int) -> Measurement:
+def _train(
+    rank: int, world: int, name: str, plan: Plan, batch: int, steps: int, device: str, backend: str
+) -> Measurement:
     """On every rank: the steps of a plan, each preceded by the reference kernel on rank 0."""
     workload, skeleton, captured = _captured(name)
-    trainer = Trainer(plan, workload, captured, lambda names: skeleton.materialise(names, 0))
+
+    trainer = Trainer(
+        plan, workload, captured, lambda names: skeleton.materialise(names, 0, device), backend=backend, device=device
+    )
     data = workload.inputs(batch, 0)
-    measured = measure(trainer, [(data, None)] * (WARM_UP + steps), warm_up=WARM_UP, reference=Reference("cpu"))
+    measured = measure(trainer, [(data, None)] * (WARM_UP + steps), warm_up=WARM_UP, reference=Reference(device))
     if world > 1:
         dist.barrier()
         trainer.close()
     return measured
 
 
-def run_plan(name: str, plan: Plan, batch: int, steps: int) -> RunResult:
-    """Run a plan on processes that are kept."""
+def run_plan(name: str, plan: Plan, batch: int, steps: int, device: str = "cpu", backend: str = "gloo") -> RunResult:
+    """Run a plan on processes that are kept. On `cuda` all of them use the one device: slices of it."""
     if plan.world == 1:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         keep_memory()
         try:
-            ranks = [_train(0, 1, name, plan, batch, steps)]
+            ranks = [_train(0, 1, name, plan, batch, steps, device, backend)]
         finally:
             torch.set_num_threads(threads)
     else:
-        ranks = pool(plan.world).run(_train, name, plan, batch, steps)
+        ranks = pool(plan.world).run(_train, name, plan, batch, steps, device, backend)
     return together(ranks, plan, WARM_UP)
 
 
@@ -95,7 +100,7 @@ def compare(name: str, plan_line: str, profile: Profile, cluster: Cluster, batch
     """Predict a plan and run it."""
     plan = resolve(parse(plan_line), profile, cluster, batch)
     predicted = predict(plan, profile, cluster, batch, keep=True)
-    measured = run_plan(name, plan, batch, steps)
+    measured = run_plan(name, plan, batch, steps, "cpu" if profile.device == "cpu" else "cuda", cluster.backend)
     ratios = [s / r for s, r in zip(measured.steady_seconds, measured.references, strict=True)]
     expected = predicted.step_s / profile.provenance.reference_s
     halves = statistics.median(ratios[0::2]), statistics.median(ratios[1::2])

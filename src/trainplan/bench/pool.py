@@ -106,6 +106,7 @@ def pool(world: int) -> Pool:
 
 
 @atexit.register
-def _stop_all() -> None:
+def stop_pools() -> None:
+    """End all processes that are kept."""
     for found in list(_POOLS.values()):
         found.stop()
