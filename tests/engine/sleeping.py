@@ -244,7 +244,7 @@ def _systems() -> list[Case]:
         *(
             Case(key, "sleeping", {**choices, "recompute": recompute}, (batch,))
             for key, batch, choices in systems
-            for recompute in (("none", "full") if key not in ("naive", "ddp") else ("none",))
+            for recompute in ("none", "full")
         ),
         *(Case(key, "sleeping", choices, (batch,)) for key, batch, choices in orders),
     ]

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from tests.engine import jobs
-from tests.engine.systems import CASES, ORDERS, Case
+from tests.engine.systems import CASES, Case
 from tests.program.surgery import change, move, twice, without
 from trainplan.bench.pool import pool
 from trainplan.engine.measurement import Measurement, merge
@@ -22,11 +22,7 @@ from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.program import Program
 from trainplan.program.timeline import Event
 
-TIMED = [
-    case
-    for case in CASES
-    if case.optimizer == "sgd" and case.model != "chain" and (case.model == "tied" or case not in ORDERS)
-]
+TIMED = [case for case in CASES if case.optimizer == "sgd" and case.model != "chain"]
 
 
 def measured(case: Case) -> dict[int, list[Event]]:
