@@ -61,11 +61,9 @@ def profile_for(
     """
     from trainplan.report.progress import progress
 
-    names = {device.name for node in cluster.nodes for device in node.devices}
-    if len(names) > 1:
-        why = f"its devices are {', '.join(sorted(names))}, and plans for mixed devices are not there yet"
-        raise PlanError(f"cluster {cluster.name}", why, f"the {sorted(names)[0]} alone")
-    here = device_here(names.pop())
+    # Of several kinds of devices one stands for all, and the others are scaled: one that is here, or the first.
+    names = dict.fromkeys(device.name for node in cluster.nodes for device in node.devices)
+    here = next(filter(None, map(device_here, names)), None)
     if here is not None:
         return profile_here(model, here, batch, compile=compile, refresh=refresh)
     from trainplan.profile.estimate import estimate

@@ -268,7 +268,7 @@ def bapipe(given: Instance, plan: Plan) -> float:
     p, m, best_flush = len(plan), given.micro, math.inf
     sends = [given.crossing[first] / given.rate(k, k + 1) for k, (first, _, _) in enumerate(plan[1:])]
     transfer = max(sends, default=0)
-    for order, warm in (("dapple-pb", 2), ("1f1b", 1)):
+    for order, warm in (("1f1b-early", 2), ("1f1b", 1)):
         fits = True
         for k, stage in enumerate(plan):
             in_flight = min(m, warm * (p - k) - warm + 1)

@@ -7,7 +7,7 @@ explicit placement of every stage on ranks, an explicit bucket size. Only plans 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from trainplan.plan.order import GIVEN, known
@@ -38,6 +38,28 @@ WORDS: dict[str, tuple[str, ...]] = {
     "overlap": ("on", "off"),
 }
 
+# The solvers that a request may name for its cuts (`solve/partition/partitioners.py`); a plan has the cuts.
+PARTITIONS = (
+    "bottleneck",
+    "torchgpipe",
+    "torchgpipe-corrected",
+    "even",
+    "elasticpipe",
+    "uneven",
+    "pipedream",
+    "pipedream-code",
+    "dapple",
+    "dapple-formula",
+    "chimera",
+    "piper",
+    "2bw",
+    "hetpipe",
+    "pipe-torch",
+    "bapipe",
+    "lamp",
+    "pipemare",
+)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -51,6 +73,7 @@ class Request:
     chunks: int | None = None  # stages that each rank of a pipeline holds
     pairs: int | None = None  # of pipelines in opposite directions (Chimera)
     stages: tuple[int, ...] | None = None  # explicit cuts: the first block of every stage but the first
+    partition: str | None = None  # the solver that chooses them; open: the clock does
     recompute: str | None = None
     exchange: str | None = None  # how gradients are summed over replicas
     bucket: int | None = None  # bytes of gradients that travel together
@@ -85,6 +108,7 @@ class Plan:
     pairs: int = 1
     spread: tuple[int, ...] = ()
     order: tuple[str, ...] = ()
+    cut_by: str = field(default="", compare=False)  # which solver cut it, by what, and what else it said
 
     @property
     def depth(self) -> int:
@@ -187,5 +211,6 @@ def usual_placement(plan: Plan) -> Placement:
 
 def open_fields(request: Request) -> tuple[str, ...]:
     """The choices that a request leaves open."""
-    choices = [f.name for f in fields(request) if f.name not in ("memory", "spread", "placement", "order")]
+    given = ("memory", "spread", "placement", "order", "partition")
+    choices = [f.name for f in fields(request) if f.name not in given]
     return tuple(name for name in choices if getattr(request, name) is None)

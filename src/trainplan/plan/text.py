@@ -32,13 +32,13 @@ from trainplan.errors import InputError, PlanError, nearest
 from trainplan.plan.order import GIVEN, from_file, known, read
 from trainplan.plan.placement import placement as table
 from trainplan.plan.placement import renamed
-from trainplan.plan.plan import WORDS, Plan, Request, usual_lines, usual_placement
+from trainplan.plan.plan import PARTITIONS, WORDS, Plan, Request, usual_lines, usual_placement
 from trainplan.units import GIB, KIB, MIB, parse_bytes
 
 _SIZES = ("bucket", "memory")
 _ORDER = (
-    "dp", "pp", "schedule", "chunks", "pairs", "micro", "stages", "placement", "recompute", "exchange", "bucket",
-    "updates", "precision", "overlap", "memory",
+    "dp", "pp", "schedule", "chunks", "pairs", "micro", "stages", "partition", "placement", "recompute", "exchange",
+    "bucket", "updates", "precision", "overlap", "memory",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {
@@ -62,9 +62,8 @@ def parse(line: str) -> Request:
                 raise PlanError(f"plan {line!r}, word {word!r}", why, nearest(field, known))
             row = SYSTEMS[field]
             if row.choices is None:
-                raise PlanError(
-                    f"plan {line!r}", f"the system {field} ({row.name}) is not built yet", "trainplan systems"
-                )
+                instead = f"partition={field}, which cuts as it does" if field in PARTITIONS else "trainplan systems"
+                raise PlanError(f"plan {line!r}", f"the system {field} ({row.name}) is not built yet", instead)
             request = replace(parse(row.choices), key=field)
             continue
         if field not in _ORDER:
@@ -101,11 +100,11 @@ def settled(request: Request, asked: str) -> Request:
 
 def _value(field: str, value: str, line: str) -> Any:
     asked = f"plan {line!r}, {field}={value}"
-    if field in WORDS:
-        if value not in WORDS[field]:
+    words = PARTITIONS if field == "partition" else WORDS.get(field, ())
+    if words:
+        if value not in words:
             other = ", or a file.csv" if field == "schedule" else ""
-            why = f"{field} is one of {', '.join(WORDS[field])}{other}"
-            raise PlanError(asked, why, f"{field}={nearest(value, WORDS[field], 1)}")
+            raise PlanError(asked, f"{field} is one of {', '.join(words)}{other}", f"{field}={_closest(value, words)}")
         return value
     if field in _SIZES:
         try:
@@ -125,6 +124,11 @@ def _value(field: str, value: str, line: str) -> Any:
     if int(value) < 1:
         raise PlanError(asked, f"{field} counts from 1", f"{field}=1")
     return int(value)
+
+
+def _closest(word: str, words: tuple[str, ...]) -> str:
+    close = nearest(word, words, 1)
+    return words[0] if close.startswith("one of") else close
 
 
 def _spread(value: str, asked: str) -> tuple[int, ...]:

@@ -28,12 +28,14 @@ class Setting:
     profile: Profile
     cluster: Cluster
     busy: int  # ranks of a node that compute at the same time
+    speeds: tuple[float, ...] = ()  # of the device of every rank; none: all as in the profile
 
-    @property
-    def contention(self) -> float:
-        """How much longer compute takes because the other devices of the node compute too."""
+    def slower(self, rank: int) -> float:
+        """How much longer compute takes than in the profile: the other devices of the node compute too, and this one
+        may be of another kind."""
         table = self.cluster.contention
-        return table[min(self.busy, len(table)) - 1] if table else 1.0
+        contention = table[min(self.busy, len(table)) - 1] if table else 1.0
+        return contention / self.speeds[rank] if self.speeds else contention
 
 
 Rule = Callable[[CostClass, Setting], tuple[float, float]]
@@ -42,7 +44,7 @@ Rule = Callable[[CostClass, Setting], tuple[float, float]]
 def _forward(c: CostClass, s: Setting) -> tuple[float, float]:
     run = s.profile.total("forward_s", c.first, c.last, c.samples)
     issue = s.profile.total("forward_issue_s", c.first, c.last, c.samples)
-    return run * s.contention, issue + s.cluster.dispatch_s
+    return run * s.slower(c.rank), issue + s.cluster.dispatch_s
 
 
 def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -52,7 +54,7 @@ def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
     share = c.until - c.since
     # However many pieces it is cut into for the program, the engine starts a backward pass once.
     start = s.cluster.dispatch_s if c.since == 0 else 0.0
-    return run * share * s.contention, issue * share + start
+    return run * share * s.slower(c.rank), issue * share + start
 
 
 def _accumulation(c: CostClass, s: Setting) -> float:
@@ -63,14 +65,14 @@ def _accumulation(c: CostClass, s: Setting) -> float:
 def _backward_input(c: CostClass, s: Setting) -> tuple[float, float]:
     if not _comes_in(c, s):
         return 0.0, s.cluster.dispatch_s
-    return s.profile.total("backward_input_s", c.first, c.last, c.samples) * s.contention, s.cluster.dispatch_s
+    return s.profile.total("backward_input_s", c.first, c.last, c.samples) * s.slower(c.rank), s.cluster.dispatch_s
 
 
 def _backward_weight(c: CostClass, s: Setting) -> tuple[float, float]:
     if not _comes_in(c, s):  # all of it
         return _backward(c, s)
     run = s.profile.total("backward_weight_s", c.first, c.last, c.samples) + c.accumulate * _accumulation(c, s)
-    return run * s.contention, s.cluster.dispatch_s
+    return run * s.slower(c.rank), s.cluster.dispatch_s
 
 
 def _comes_in(c: CostClass, s: Setting) -> bool:
@@ -102,7 +104,7 @@ def _all_reduce(c: CostClass, s: Setting) -> tuple[float, float]:
 def _step(c: CostClass, s: Setting) -> tuple[float, float]:
     run = s.profile.update_s(c.first, c.last) + c.accumulate * EMPTYING * _accumulation(c, s)
     issue = sum(block.update_issue_s for block in s.profile.blocks[c.first : c.last])
-    return run * s.contention, issue + s.cluster.dispatch_s
+    return run * s.slower(c.rank), issue + s.cluster.dispatch_s
 
 
 RULES: dict[Kind, Rule] = {

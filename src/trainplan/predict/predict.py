@@ -17,6 +17,7 @@ from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
 from trainplan.predict.cost import Setting, costs
 from trainplan.predict.memory import Peak, peaks
+from trainplan.predict.speeds import speeds
 from trainplan.predict.utilisation import utilisation
 from trainplan.profile.profile import Profile
 from trainplan.program.check import check
@@ -85,7 +86,7 @@ class Prediction:
 def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = None, keep: bool = False) -> Prediction:
     """What a plan will do on a cluster. `keep`: the timeline stays with the prediction."""
     batch = batch or profile.batch
-    _devices_match(profile, cluster)
+    pace = speeds(profile, cluster)
     if plan.world > cluster.world:
         why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
         raise PlanError(f"plan {plan_text.brief(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
@@ -93,7 +94,7 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold)
     wiring = wire(program)
     check(program, wiring)
-    setting = Setting(profile, cluster, busy_ranks(plan, cluster))
+    setting = Setting(profile, cluster, busy_ranks(plan, cluster), pace)
     run, issue = costs(program, setting)
     played = play(program, run, issue, cluster.slowdown, wiring, flows_of(program, plan, cluster))
     step_s = step_seconds(played)
@@ -114,14 +115,15 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     steps_per_epoch = -(-profile.samples_per_epoch // batch)
     epoch_s = steps_per_epoch * step_s + max(0.0, played.makespan - program.steps * step_s)
     price = cluster.price_per_hour(plan.world) * epoch_s / 3600
+    scaled = " and scaled" if len(set(pace)) > 1 else ""  # by the peaks of the other devices
     return Prediction(
         plan=plan, fits=all(u <= limit for u, limit in zip(used, limits, strict=True)), step_s=step_s,
         samples_per_s=batch / step_s, epoch_s=epoch_s, peak_bytes=used[worst], peak=found[worst],
         limit_bytes=limits[worst], bubble=_idle(float(busy.sum()), program.world * step_s),
         exposed_comm_s=max(0.0, step_s - unhindered), compute_s=float(busy.max()),
         mfu=arithmetic.share, mfu_note=arithmetic.note, price_per_epoch=price or None,
-        profile=f"{profile.kind}, {'compiled' if profile.compiled else 'eager'}",
-        error=known_error(plan, profile.kind, profile.device, profile.compiled),
+        profile=f"{profile.kind}{scaled}, {'compiled' if profile.compiled else 'eager'}",
+        error=known_error(plan, profile.kind + scaled, profile.device, profile.compiled),
         seconds_by_kind=_by_kind(played), device=profile.device, batch=batch,
         peaks=tuple(found), played=played if keep else None,
     )  # fmt: skip
@@ -184,16 +186,6 @@ def busy_ranks(plan: Plan, cluster: Cluster) -> int:
         active = {rank for pipeline in plan.placement for stage in pipeline for rank in stage}
     nodes = [cluster.node_of(rank) for rank in active]
     return max(nodes.count(node) for node in set(nodes))
-
-
-def _devices_match(profile: Profile, cluster: Cluster) -> None:
-    names = {device.name for node in cluster.nodes for device in node.devices}
-    if names != {profile.device}:
-        raise PlanError(
-            f"a profile made on {profile.device} for the cluster {cluster.name}",
-            f"its devices are {', '.join(sorted(names))}",
-            f"a profile for {sorted(names)[0]}",
-        )
 
 
 def _by_kind(played: Played) -> dict[str, float]:

@@ -105,6 +105,7 @@ class Predicted:
             model_line(self.profile, p.batch),
             cluster_lines(self.cluster),
             f"plan     {brief(p.plan)}",
+            *([f"cut by   {p.plan.cut_by}"] if p.plan.cut_by else []),
             "",
             f"step     {seconds(p.step_s)}, {significant(p.samples_per_s)} {self.profile.sample}s/s",
             f"epoch    {seconds(p.epoch_s)}{price}",

@@ -107,7 +107,8 @@ def _headline(layout: Layout, cluster: Cluster) -> str:
     if plan.recompute == "full":
         words += "; only the inputs of blocks are kept, and every block runs forward once more before its backward"
     used = "is" if plan.world == 1 else "are"
-    return f"{words}. {plan.world} of {cluster.world} devices of {cluster.name} {used} used."
+    cut = f" Cut by {plan.cut_by}." if plan.cut_by else ""
+    return f"{words}. {plan.world} of {cluster.world} devices of {cluster.name} {used} used.{cut}"
 
 
 def _stage(prediction: Prediction, layout: Layout, cluster: Cluster, stage: int) -> StageView:

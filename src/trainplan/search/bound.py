@@ -20,6 +20,7 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import split
 from trainplan.predict.predict import busy_ranks
+from trainplan.predict.speeds import speeds
 from trainplan.solve.partition.bottleneck import bottleneck, slowest
 from trainplan.solve.partition.ranges import Tables
 
@@ -81,5 +82,6 @@ class Bounds:
         if key not in self._contention:
             table = self.cluster.contention
             busy = busy_ranks(sketch, self.cluster) if table else 1
-            self._contention[key] = table[min(busy, len(table)) - 1] if table else 1.0
+            contention = table[min(busy, len(table)) - 1] if table else 1.0
+            self._contention[key] = contention / max(speeds(self.tables.profile, self.cluster))
         return self._contention[key]

@@ -2,7 +2,8 @@
 
     shape    replicas, stages, order of work            by rule (shape.py)
     micro    micro-batches                              by simulating a few
-    stages   where to cut                               exact bottleneck partition within the memory limit, and from
+    stages   where to cut                               by the solver that `partition` names; where it names none:
+                                                        exact bottleneck partition within the memory limit, and from
                                                         there by simulating others: all of them where they are few,
                                                         else one cut moved by one block as long as that is faster
     bucket   gradients that travel together             by simulating a few sizes
@@ -22,15 +23,18 @@ from dataclasses import replace
 import numpy as np
 
 from trainplan.cluster.cluster import Cluster
+from trainplan.errors import PlanError
 from trainplan.plan import rules
 from trainplan.plan.order import known
 from trainplan.plan.plan import Plan, Request, open_fields
 from trainplan.plan.text import brief, settled
 from trainplan.predict.predict import Prediction, predict
+from trainplan.predict.speeds import speeds
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.bottleneck import bottleneck
+from trainplan.solve.partition.choice import counts, partitioned, refuse
 from trainplan.solve.partition.instance import instance, on
 from trainplan.solve.partition.ranges import Tables, in_flight
 from trainplan.solve.partition.uneven import elasticpipe
@@ -54,8 +58,12 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
     """The plan, with the prediction by which it was chosen."""
     cluster, tables = limited(cluster, request.memory), tables or Tables(profile)
     request = settled(request, f"plan {brief(request)!r}")
+    if request.partition is not None:
+        refuse(request)
     sketch = shape(request, len(profile.blocks), cluster.world, batch)
     left = open_fields(request)
+    if request.partition is not None:
+        return _by_name(request, sketch, cluster, batch, tables)
     few, many = [sketch.micro], list[int]()
     if "micro" in left and (sketch.pp > 1 or sketch.key == "accumulate"):
         few, many = micro_counts(sketch, batch)
@@ -65,6 +73,25 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
             break
         found = best([found, draft(replace(sketch, micro=count), cluster, batch, tables)])
     return refine(found, left, cluster, batch, tables)
+
+
+def _by_name(request: Request, sketch: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
+    """The best of what the named solver answers, with its cuts."""
+    few, many = counts(request, sketch, cluster.world, batch)
+    found, refused = None, list[PlanError]()
+    for count in few + many:
+        if count not in few and found is not None and found.fits:
+            break
+        try:
+            plan = partitioned(request, replace(sketch, micro=count), cluster, batch, tables)
+            trial = _predict(plan, cluster, batch, tables)
+        except PlanError as error:
+            refused.append(error)
+            continue
+        found = trial if found is None else best([found, trial])
+    if found is None:
+        raise refused[0]
+    return refine(found, () if request.bucket is not None else ("bucket",), cluster, batch, tables)
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
@@ -156,10 +183,11 @@ def _bound(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Callable
     size = rules.split(batch, plan.dp)[0] // plan.micro
     own, plain = tables.at(size, plan.recompute), tables.at(size)  # a stage may recompute while it waits
     joint = backend(cluster.backend).host_computes
+    fastest = max(speeds(tables.profile, cluster))
     run, through = (ranges.pace(True) if joint else ranges.seconds for ranges in (own, plain))
 
     def bound(trial: tuple[int, ...]) -> float:
-        here, host, once = (np.add.reduceat(seconds, [0, *trial]) for seconds in (run, own.issue, through))
+        here, host, once = (np.add.reduceat(seconds / fastest, [0, *trial]) for seconds in (run, own.issue, through))
         busiest = plan.micro * max(here.max(), host.max())
         if plan.schedule == "naive":
             return float(max(plan.micro * once.sum(), busiest))
@@ -189,10 +217,12 @@ def cuts(plan: Plan, cluster: Cluster, batch: int, tables: Tables, limit: float,
     stages = plan.wanted
     on_rank = Counter(rank for line in plan.placement[: plan.lines] for (rank,) in line)
     shared = max(on_rank.values())
-    if plan.spread or min(on_rank.values()) < shared:  # stages with more ranks, or fewer neighbours, take more
-        alone = [max(1 / on_rank[line[stage][0]] for line in plan.placement) for stage in range(stages)]
-        speeds = tuple(float(count) for count in plan.spread or alone)
-        return elasticpipe(on(instance(pace.tolist()), speeds=speeds)).cuts
+    own = [speeds(tables.profile, cluster)[stage[0]] for stage in plan.placement[0]]
+    # Stages with more ranks, faster ones, or fewer neighbours, take more.
+    if plan.spread or min(on_rank.values()) < shared or len(set(own)) > 1:
+        alone = [max(1 / on_rank[line[stage][0]] for line in plan.placement[: plan.lines]) for stage in range(stages)]
+        shares = tuple(speed * count for speed, count in zip(own, plan.spread or alone, strict=True))
+        return elasticpipe(on(instance(pace.tolist()), speeds=shares)).cuts
     held = known(plan.order).held if plan.order else in_flight(plan.schedule, stages, plan.micro)
     batch_bytes = tables.profile.input_bytes_per_sample * local
 

@@ -48,7 +48,7 @@ def shape(request: Request, blocks: int, world: int, batch: int) -> Plan:
         exchanges = request.exchange is not None or request.bucket is not None
         dp = max(1, min(world // (pp or 1), batch)) if exchanges else 1
     if pp is None:
-        pp = max(1, min(world // dp, blocks // chunks)) if request.schedule is not None else 1
+        pp = max(1, min(world // dp, blocks // chunks)) if request.schedule or request.partition else 1
         if (request.schedule or "").startswith("chimera") and pp > 1:
             pp -= pp % 2  # two directions meet in the middle
     sketch = plan(

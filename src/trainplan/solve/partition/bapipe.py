@@ -5,11 +5,11 @@ BaPipe (Zhao et al., 2020) plans before training, in four steps (our reading; th
 1. Balance: min max Σ seconds / speed over the devices in their order (`uneven.py`, exact).
 2. Memory: while some stage exceeds its device's memory, the one that exceeds it most gives the block at its edge to the
    neighbour with more room left, but no boundary ever moves back. A heuristic: it may end where nothing can move.
-3. Order of work: with double the warm-up (`dapple-pb`, BaPipe's 1F1B-SO) transfers hide behind compute, at almost twice
-   the activations; without (`1f1b`, its 1F1B-SNO) each micro-batch waits for a part of them. For p stages, m
+3. Order of work: with double the warm-up (`1f1b-early`, BaPipe's 1F1B-SO) transfers hide behind compute, at almost
+   twice the activations; without (`1f1b`, its 1F1B-SNO) each micro-batch waits for a part of them. For p stages, m
    micro-batches, b seconds of the slowest stage and c of the slowest transfer:
 
-       dapple-pb   (m + p − 1) b + 2 (p − 1) c                in flight on stage k:  min(m, 2 (p − k) − 1)
+       1f1b-early  (m + p − 1) b + 2 (p − 1) c                in flight on stage k:  min(m, 2 (p − k) − 1)
        1f1b        (m + p − 1) b + 2 (p − 1) c + 2 m c (p − 1) / p                   min(m, p − k)
 
    The faster is taken. (Its other two orders differ on FPGAs only.)
@@ -22,7 +22,7 @@ bottleneck partition.
 >>> from trainplan.solve.partition.instance import P1, on
 >>> found = bapipe(on(P1, devices=3, rate=4.0, memory=50, micro=8), fall_back=False)
 >>> found.cuts, found.order, found.value
-((2, 4), 'dapple-pb', 84.0)
+((2, 4), '1f1b-early', 84.0)
 >>> bapipe(on(P1, devices=3, rate=4.0, memory=35, micro=8)).order                     # less memory: shorter warm-up
 '1f1b'
 """
@@ -42,7 +42,7 @@ def bapipe(given: Instance, fall_back: bool = True) -> Partition:
     enough_blocks("bapipe", given, given.devices)
     start = elasticpipe(given).cuts
     found: Partition | None = None
-    for order in ("dapple-pb", "1f1b"):
+    for order in ("1f1b-early", "1f1b"):
         cuts = _repaired(given, start, in_flight(order, given.devices, given.micro))
         if cuts is None:
             continue
@@ -63,11 +63,11 @@ def bapipe(given: Instance, fall_back: bool = True) -> Partition:
 def in_flight(order: str, stages: int, micro: int) -> Floats:
     """Micro-batches that each stage holds at once.
 
-    >>> in_flight("dapple-pb", 3, 8).tolist(), in_flight("1f1b", 3, 8).tolist()
+    >>> in_flight("1f1b-early", 3, 8).tolist(), in_flight("1f1b", 3, 8).tolist()
     ([5.0, 3.0, 1.0], [3.0, 2.0, 1.0])
     """
     left = stages - np.arange(stages)
-    return np.minimum(micro, 2 * left - 1 if order == "dapple-pb" else left).astype(np.float64)
+    return np.minimum(micro, 2 * left - 1 if order == "1f1b-early" else left).astype(np.float64)
 
 
 def _repaired(given: Instance, cuts: tuple[int, ...], held: Floats) -> tuple[int, ...] | None:

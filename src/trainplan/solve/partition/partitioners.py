@@ -60,5 +60,19 @@ PARTITIONERS: dict[str, Callable[..., Partition]] = {
     "pipemare": pipemare,
 }
 
+# What they choose beside the cuts, as fields of a plan: for those a request leaves the choice to them. All others cut
+# for so many stages as are asked for, on the devices that these stages have.
+CHOOSES: dict[str, tuple[str, ...]] = {
+    "uneven": ("placement",),
+    "hetpipe": ("placement",),
+    "bapipe": ("schedule",),
+    **dict.fromkeys(("pipedream", "pipedream-code", "dapple", "dapple-formula", "pipe-torch"), ("pp", "dp")),
+    **dict.fromkeys(("piper", "2bw"), ("pp", "dp", "recompute")),
+    "chimera": ("pp", "dp", "micro", "schedule"),
+}
+
+# Of systems that do not wait for all micro-batches before they update: only their partition is here.
+ASYNCHRONOUS = ("pipedream", "pipedream-code", "2bw", "pipemare", "hetpipe", "pipe-torch")
+
 # Not always the best of what they minimise (2bw: of all plans with its costs; the others: of what their value says).
 HEURISTICS = ("torchgpipe", "torchgpipe-corrected", "dapple", "dapple-formula", "piper", "2bw", "bapipe", "lamp")

@@ -1,0 +1,46 @@
+"""Devices of different kinds in one cluster: how fast each computes, in units of the one that the profile is of.
+
+A profile has seconds of one device. For another, the model's arithmetic takes as much longer as its peak is lower: the
+ratio of what both would do of this mix of products and convolutions at their peaks. That is one number a device, and
+wrong where a block is bound by memory or by its host, so such predictions carry no measured error.
+"""
+
+from __future__ import annotations
+
+from trainplan.cluster.cluster import Cluster, Device
+from trainplan.errors import PlanError
+from trainplan.profile.profile import Profile
+
+
+def speeds(profile: Profile, cluster: Cluster) -> tuple[float, ...]:
+    """The speed of the device of every rank.
+
+    Refused where the profile is of no device of the cluster, or the peak of one is not known.
+    """
+    devices = [cluster.device(rank) for rank in range(cluster.world)]
+    names = {device.name for device in devices}
+    if profile.device not in names:
+        raise PlanError(
+            f"a profile made on {profile.device} for the cluster {cluster.name}",
+            f"its devices are {', '.join(sorted(names))}",
+            f"a profile for {sorted(names)[0]}",
+        )
+    if len(names) == 1:
+        return (1.0,) * len(devices)
+    known = {device.name: device for device in devices}
+    rates = {name: _rate(profile, device, cluster) for name, device in known.items()}
+    return tuple(rates[device.name] / rates[profile.device] for device in devices)
+
+
+def _rate(profile: Profile, device: Device, cluster: Cluster) -> float:
+    """FLOP/s on this model's mix."""
+    total = profile.flops or 1.0
+    work = [
+        (total - profile.convolution_flops, profile.products_in or profile.precision),
+        (profile.convolution_flops, profile.convolutions_in or profile.precision),
+    ]
+    for flops, precision in work:
+        if flops > 0 and not device.flops.get(precision):
+            why = f"how fast {device.name} is beside {profile.device} is not known: it has no peak in {precision}"
+            raise PlanError(f"cluster {cluster.name}", why, f"flops: {{{precision}: …}} for it in the cluster's file")
+    return total / sum(flops / device.flops[precision] for flops, precision in work if flops > 0)
