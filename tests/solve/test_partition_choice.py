@@ -226,6 +226,26 @@ def test_piper_recomputes_all_or_nothing_and_says_so(profile):
     assert re.search(r"piper would recompute \d+ of 12 blocks, and a plan does all or none", plan.cut_by)
 
 
+@pytest.mark.system("piper", "P")
+def test_piper_by_its_key_takes_as_long_as_1f1b_says():
+    """Too little memory for one stage: four of a rank each, and (m + p − 1)(F + B) where messages are free."""
+    even = chain(blocks=8, forward=1.0, backward=2.0, saved=0, boundary=0, weights=64 * MIB)
+    there = devices(1, 1, 1, 1, rate=1e12, memory=800 * MIB)
+    found = solve(parse("piper"), even, there, 64)
+    assert (found.plan.dp, found.plan.pp, found.plan.stages) == (1, 4, (2, 4, 6))
+    assert found.step_s == pytest.approx((found.plan.micro + 3) * 2 * 3.0, rel=1e-6)
+    assert found.fits
+    assert found.peak.breakdown["weights"] == 2 * 64 * MIB
+
+
+@pytest.mark.parametrize("key", ["bapipe", "lamp", "piper"])
+def test_solvers_without_a_system_are_their_key(key, profile):
+    there = cluster("4xTitanRTX")
+    found, named = (resolve(parse(line), profile, there, 64) for line in (key, f"partition={key}"))
+    assert replace(found, key="") == named
+    assert found.cut_by == named.cut_by
+
+
 @pytest.mark.system("chimera", "S")
 def test_chimera_takes_its_greedy_batch(profile):
     """The largest micro-batch that fits at the best depth by the paper's model, over all devices."""

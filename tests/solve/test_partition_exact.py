@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -49,6 +50,7 @@ def one_each(dice):
     return on(chain, speeds=[dice.choice([1, 1, 2, 3]) for _ in range(count)])
 
 
+@pytest.mark.system("elasticpipe", "S")
 def test_elasticpipe():
     answers("elasticpipe", one_each, lambda g: best(brute_force.by_speed, g, several=False), brute_force.by_speed)
 
@@ -57,6 +59,7 @@ def test_uneven():
     answers("uneven", one_each, lambda g: best(brute_force.by_speed, g, several=False, any=True), brute_force.by_speed)
 
 
+@pytest.mark.system("pipedream", "S")
 @pytest.mark.parametrize("fewer", [False, True])
 def test_pipedream(fewer):
     def least(given):
@@ -66,6 +69,7 @@ def test_pipedream(fewer):
     assert 20 < impossible < 300  # both answers were put to the test
 
 
+@pytest.mark.system("pipedream", "S")
 def test_pipedream_on_two_levels():
     """Levels, memory and states together. Of the flattened plan only the devices are looked at: its links differ."""
 
@@ -74,11 +78,13 @@ def test_pipedream_on_two_levels():
         limit = random_limit(dice, chain)
         return on(chain, levels=((2, dice.choice([1, 4])), (2, dice.choice([0.25, 1, 4]))), memory=limit)
 
+    least = cache(brute_force.pipedream_nested)
+
     def value(given, plan):
         assert sorted(d for _, _, group in plan for d in group) == [0, 1, 2, 3]
-        return brute_force.pipedream_nested(given)
+        return least(given)
 
-    assert 20 < answers("pipedream", make, brute_force.pipedream_nested, value) < 300
+    assert 20 < answers("pipedream", make, least, value) < 300
 
 
 @pytest.mark.parametrize("compression", [None, 1.0, 2.0])
@@ -96,6 +102,7 @@ def test_pipedream_code_on_two_levels(compression):
         limit = random_limit(dice, chain)
         return on(chain, levels=((2, dice.choice([1, 4])), (2, dice.choice([0.25, 1, 4]))), memory=limit)
 
+    @cache
     def least(given):
         return brute_force.pipedream_code_nested(given, compression)
 
@@ -113,12 +120,14 @@ def test_pipedream_code_on_fewer_devices():
     )  # fmt: skip
 
 
+@pytest.mark.system("piper", "S")
 def test_piper():
     """Outside its knapsack Piper is exact: the same greedy choice of what to recompute, over every plan."""
     impossible = answers("piper", alike, lambda g: best(brute_force.piper, g, fewer=True), brute_force.piper)
     assert 20 < impossible < 300
 
 
+@pytest.mark.system("piper", "S")
 def test_piper_where_recomputing_pays():
     """… and what it says it recomputes fits."""
     recomputed = 0
@@ -140,6 +149,7 @@ def test_piper_where_recomputing_pays():
     assert recomputed > 100
 
 
+@pytest.mark.system("2bw", "S")
 def test_2bw():
     """Exact over equal pipelines of one width, recomputed or not."""
 
@@ -167,6 +177,7 @@ def test_2bw():
     assert 20 < answers("2bw", alike, least, of_answer) < 400
 
 
+@pytest.mark.system("hetpipe", "S")
 @pytest.mark.parametrize("at_once", [1, 2, 4])
 def test_hetpipe(at_once):
     def value(given, plan):
@@ -178,6 +189,7 @@ def test_hetpipe(at_once):
     assert 5 < answers("hetpipe", mixed, least, value, at_once=at_once) < 400
 
 
+@pytest.mark.system("pipe-torch", "S")
 def test_pipe_torch():
     def least(given):
         return best(brute_force.pipe_torch, given, any=True)
@@ -185,6 +197,7 @@ def test_pipe_torch():
     assert 5 < answers("pipe-torch", lambda dice: mixed(dice, most=6), least, brute_force.pipe_torch) < 400
 
 
+@pytest.mark.system("pipe-torch", "S")
 def test_pipe_torch_on_equal_devices():
     def least(given):
         return best(brute_force.pipe_torch, given)
@@ -192,6 +205,7 @@ def test_pipe_torch_on_equal_devices():
     assert 20 < answers("pipe-torch", alike, least, brute_force.pipe_torch) < 300
 
 
+@pytest.mark.system("pipemare", "S")
 def test_pipemare():
     def value(given, plan):
         return max(sum(given.weights[first:end]) for first, end, _ in plan)
@@ -199,6 +213,7 @@ def test_pipemare():
     answers("pipemare", one_each, lambda g: best(value, g, several=False), value)
 
 
+@pytest.mark.system("terapipe", "S")
 def test_terapipe():
     """Slices, and groups of sequences with slices of their own."""
     dice = random.Random(5)
@@ -230,6 +245,7 @@ def test_terapipe():
             assert least <= slices(seconds, stages, epsilon, batch).value <= least + (stages - 1) * epsilon
 
 
+@pytest.mark.system("gpipe", "S")
 def test_torchgpipe_corrected_keeps_the_promise():
     """No empty stage, and no two stages differ by more than the costliest block."""
     dice = random.Random(11)
@@ -242,6 +258,7 @@ def test_torchgpipe_corrected_keeps_the_promise():
         assert max(sums) - min(sums) <= max(times) + 1e-9, times
 
 
+@pytest.mark.system("lamp", "S")
 def test_lamp_by_memory_is_exact_in_bytes():
     """It fails only where every partition does, and by time it is the bottleneck partition."""
     dice, kinds = random.Random(12), [0, 0, 0]
@@ -265,6 +282,7 @@ def test_lamp_by_memory_is_exact_in_bytes():
     assert min(kinds) > 10, kinds
 
 
+@pytest.mark.system("chimera", "S")
 def test_chimera_takes_the_best_depth():
     dice = random.Random(7)
     for _ in range(100):
