@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -50,12 +51,36 @@ def test_make_targets_named_in_the_docs_exist() -> None:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name} names make {target}"
 
 
-def test_generated_tables_are_current() -> None:
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+def loaded(name: str) -> ModuleType:
+    """A script of docs/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_drawings_are_current() -> None:
+    drawings = loaded("drawings")
+    assert (ROOT / drawings.PROFILE).read_text() == drawings.profile(), "run: python docs/drawings.py"
+    page = (ROOT / "docs" / "orders.md").read_text()
+    assert drawings.rewritten(page) == page, "run: python docs/drawings.py"
+
+
+def test_every_order_of_work_is_drawn() -> None:
+    from trainplan.plan.plan import WORDS
+
+    page = (ROOT / "docs" / "orders.md").read_text()
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    for word in WORDS["schedule"]:
+        assert f"| [`{word}`](#{word}) |" in page, f"{word} is not in the table"
+        drawn = re.search(rf"^\$ trainplan timeline .*schedule={word} ", sections.get(word, ""), re.MULTILINE)
+        assert drawn, f"{word} has no drawing"
+
+
+def test_generated_tables_are_current() -> None:
+    tables = loaded("tables")
     for page in (ROOT / "docs").glob("*.md"):
         assert tables.rewritten(page.read_text()) == page.read_text(), f"run: python docs/tables.py ({page.name})"
     kept = (ROOT / "src" / "trainplan" / "bench" / "accuracy.json").read_text()

@@ -31,15 +31,43 @@ SMALL = timeline(
 def test_drawing_golden():
     assert draw(SMALL, width=20).splitlines() == [
         "predicted pp=2: 1 min 40 s, 5.00 s a letter",
-        "rank 0  FF~~........RRBBBBBU",
-        "rank 1  ....FFBBBBBBUU......",
-        "F forward  B backward  R recompute  U update  ~ communication  . idle",
+        "rank 0  F0~~........R0B0---U",
+        "rank 1  ....F0B0----U-......",
+        "F forward  B backward  R recompute  U update  ~ communication  . idle  numbers: micro-batch",
     ]
+
+
+def test_a_line_for_each_stage_of_a_rank():
+    """Two stages on rank 0: a dot is where it idles, and a blank where it works for the other one."""
+    line = timeline(
+        ("0F0", "F", 0, 0, 2), ("1F0", "F", 1, 2, 4), ("1F1^1", "F", 1, 4, 6), ("2F0", "F", 0, 4, 6),
+        ("2I0", "I", 0, 6, 8), ("2W0", "W", 0, 8, 12), ("1B0", "B", 1, 8, 16), ("0B10", "B", 0, 16, 19),
+        ("0STEP", "STEP", 0, 19, 20), ("2STEP", "STEP", 0, 20, 20.5),
+    )  # fmt: skip
+    assert draw(line, width=41).splitlines()[1:4] == [
+        "rank 0  stage 0  F0--....                ........B10---U-",
+        "        stage 2      ....F0--I0--W0------........        U",
+        "rank 1  stage 1  ....F0--F1--....B0--------------.........",
+    ]
+    legend = "F forward  B backward  I backward, input  W backward, weights  U update  . idle  numbers: micro-batch"
+    assert draw(line, width=41).splitlines()[4] == f"{legend}  blank: at work for another stage"
+
+
+def test_a_drawing_without_room_for_numbers():
+    """Many short operations: the sort that has most of a character; and what is short among nothing is still seen."""
+    many = [(f"0F{i}", "F", 0, i, i + 1) for i in range(30)] + [(f"0B{i}", "B", 0, 30 + i, 31 + i) for i in range(60)]
+    line = timeline(*many, ("0STEP", "STEP", 0, 94.1, 94.2), ("0SEND_F0", "SEND_F", 0, 99.9, 100), world=1)
+    assert draw(line, width=10).splitlines()[1:] == ["rank 0  FFFBBBBBBU", "F forward  B backward  U update"]
+
+
+def test_parts_of_a_sequence_are_numbered():
+    line = timeline(("0F0", "F", 0, 0, 5), ("0F0/1", "F", 0, 5, 10), world=1)
+    assert draw(line, width=10).splitlines()[1:] == ["rank 0  F0---F1---", "F forward  numbers: part of the sequence"]
 
 
 def test_drawing_of_one_step():
     line = timeline(("0F0", "F", 0, 0, 1), ("0F0@1", "F", 0, 50, 51), ("0B0@1", "B", 0, 51, 52), world=1)
-    assert "rank 0  FFFFFBBBBB" in draw(line, width=10, step=1)
+    assert "rank 0  F0---B0---" in draw(line, width=10, step=1)
     with pytest.raises(InputError, match=r"step 7: the timeline has no such step\. Try step 1"):
         draw(line, step=7)
     with pytest.raises(InputError, match="at least 10"):
