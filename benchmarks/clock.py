@@ -47,8 +47,9 @@ def profile(blocks: int) -> Profile:
     )  # fmt: skip
 
 
-def measure(schedule: str, rounds: int) -> tuple[dict[str, float], int]:
-    """Median seconds of each part and of all together, and the number of operations."""
+def measure(schedule: str, rounds: int) -> tuple[dict[str, float], int, int]:
+    """Median seconds of each part and of all together, the number of operations, and of their entries in lists (a
+    collective has one for each member)."""
     model = profile(STAGES)
     cuts = tuple(range(1, STAGES))
     chunks = 2 if schedule in CHUNKED else 1
@@ -70,7 +71,7 @@ def measure(schedule: str, rounds: int) -> tuple[dict[str, float], int]:
         parts = [*np.diff(marks), time.perf_counter() - start]
         found.append([*parts, sum(parts)])
     medians = np.median(found[WARM_UP:], axis=0)
-    return dict(zip((*PARTS, "total"), medians.tolist(), strict=True)), len(program)
+    return dict(zip((*PARTS, "total"), medians.tolist(), strict=True)), len(program), len(program.lists.items)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,8 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{'schedule':16}{'ops':>9}" + "".join(f"{part:>8}" for part in (*PARTS, "total")) + f"{'Mops/s':>9}")
     missed, rows = [], []
     for schedule in SCHEDULES:
-        found, count = measure(schedule, chosen.rounds)
-        rate = count / found["play"]
+        found, count, entries = measure(schedule, chosen.rounds)
+        rate = entries / found["play"]
         cells = "".join(f"{found[part] * 1e3:8.1f}" for part in (*PARTS, "total"))
         print(f"{schedule:16}{count:9,}{cells}{rate / 1e6:9.1f}")
         rows.append({"schedule": schedule, "operations": count, **found})

@@ -113,6 +113,8 @@ def _orders() -> list[Case]:
     chunked = {"pp": 2, "chunks": 2, "stages": (1, 2, 3)}
     shared = {"bucket": 200}  # where stages have several copies
     orders = [
+        ("torchgpipe-as-found", "lockstep", {**three, "micro": 4}),
+        ("torchgpipe-as-found", "lockstep", {**two, **shared, "micro": 3, "dp": 2, "recompute": "full"}),
         ("looped-bfs", "looped", {**chunked, "micro": 3}),
         ("dapple", "1f1b-early", {**three, "micro": 5}),
         ("dapple", "1f1b", {**two, **shared, "micro": 4, "spread": (2, 1)}),

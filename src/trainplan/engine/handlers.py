@@ -198,8 +198,11 @@ def exchange(run: Runner, op: Instruction, tensor: Tensor) -> Noted:
     """Start a sum over a group, and note when it is over."""
     start = now()
     work = run.part.transport.all_reduce(tensor, run.part.groups[op.group])
-    size = tensor.nbytes
-    noted = Noted(Works([work], [tensor]), lambda end: run.recorder.note(op.op, start, end, size))
+    return _noted(run, op, start, Works([work], [tensor]), tensor.nbytes)
+
+
+def _noted(run: Runner, op: Instruction, start: float, works: Works, size: int = 0) -> Noted:
+    noted = Noted(works, lambda end: run.recorder.note(op.op, start, end, size))
     if op.waits:
         noted.wait()
     return noted
@@ -315,6 +318,14 @@ def _squares(run: Runner) -> Tensor:
     return total.to(run.part.device)
 
 
+def _barrier(run: Runner, op: Instruction, place: int) -> None:
+    """Go on when all ranks of the replica are here, and the device of each has done what it was given."""
+    if run.part.device.type == "cuda":
+        torch.cuda.synchronize(run.part.device)
+    start = now()
+    _noted(run, op, start, Works([run.part.transport.barrier(run.part.groups[op.group])])).wait()
+
+
 def _step(run: Runner, op: Instruction, place: int) -> None:
     held = run.part.held[op.stage]
     limit = run.part.layout.profile.clip_norm
@@ -366,4 +377,5 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.LOSS: _loss,
     Kind.NORM: _norm,
     Kind.STEP: _step,
+    Kind.BARRIER: _barrier,
 }

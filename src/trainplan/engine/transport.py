@@ -106,6 +106,8 @@ class Transport(Protocol):
 
     def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None) -> dist.Work: ...
 
+    def barrier(self, group: dist.ProcessGroup | None) -> dist.Work: ...
+
 
 class Gloo:
     """CPU tensors over gloo."""
@@ -126,6 +128,11 @@ class Gloo:
     def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
         work = dist.all_reduce(tensor, group=group, async_op=True)
         assert work is not None  # async_op gives a handle to every member
+        return work
+
+    def barrier(self, group: dist.ProcessGroup | None) -> dist.Work:
+        work = dist.barrier(group, async_op=True)
+        assert work is not None
         return work
 
 

@@ -21,6 +21,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "schedule": (
         "naive",
         "gpipe",
+        "lockstep",
         "looped",
         "1f1b",
         "1f1b-early",

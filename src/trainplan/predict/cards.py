@@ -12,7 +12,7 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
 from trainplan.predict.collectives import Talk, all_reduce, cards_between, message
 from trainplan.predict.flows import Flows
-from trainplan.program.ops import RECEIVES, SPECS, Kind
+from trainplan.program.ops import PER_REPLICA, RECEIVES, SPECS
 from trainplan.program.program import CostClass, Program
 
 Shares = dict[int, float]  # card → share of its rate that is asked for
@@ -27,7 +27,7 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
     def talks(c: CostClass) -> list[Talk]:
         """Of a class that stands for all replicas: those of all of them, the first one first."""
         replicas = range(program.replicas)
-        if c.kind is Kind.NORM:  # over the stages of one replica
+        if c.kind in PER_REPLICA:
             pipelines = [tuple(sorted({plan.rank(r, s) for s in range(plan.depth)})) for r in replicas]
             return [all_reduce(cluster, ranks, c.bytes) for ranks in (pipelines if len(replicas) > 1 else [c.members])]
         if SPECS[c.kind].collective:

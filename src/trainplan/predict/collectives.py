@@ -127,6 +127,20 @@ def all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     return flat if tiered is None or flat.seconds <= tiered.seconds else tiered
 
 
+def barrier(cluster: Cluster, members: tuple[int, ...]) -> float:
+    """Seconds from when the last member comes until all know.
+
+    gloo's members tell each other in rounds, the next one, then the second next, the fourth next …, so that after
+    log₂ W of them everybody has heard of everybody. NCCL sums one number.
+    """
+    ranks = len(members)
+    if cluster.backend == "nccl":
+        return all_reduce(cluster, members, 4).seconds
+    steps = [2**k for k in range((ranks - 1).bit_length())]
+    hops = [[(members[i], members[(i + step) % ranks]) for i in range(ranks)] for step in steps]
+    return sum(max(message(cluster, a, b, 0).seconds for a, b in hop) for hop in hops)
+
+
 def ring(cluster: Cluster, members: tuple[int, ...], size: float) -> Talk:
     """All ranks in one ring, in their order."""
     rounds, piece = 2 * (len(members) - 1), size / len(members)

@@ -96,9 +96,17 @@ def _receive(c: CostClass, s: Setting) -> tuple[float, float]:
 
 
 def _all_reduce(c: CostClass, s: Setting) -> tuple[float, float]:
+    return collectives.all_reduce(s.cluster, c.members, c.bytes).seconds, _start(c, s)
+
+
+def _barrier(c: CostClass, s: Setting) -> tuple[float, float]:
+    return collectives.barrier(s.cluster, c.members), _start(c, s)
+
+
+def _start(c: CostClass, s: Setting) -> float:
     """The host has as much to do as with a message: noticing that a bucket is full, and starting its sum."""
     host = max((s.cluster.link(c.members[0], other).message_s for other in c.members[1:]), default=0.0)
-    return collectives.all_reduce(s.cluster, c.members, c.bytes).seconds, s.cluster.dispatch_s + host
+    return s.cluster.dispatch_s + host
 
 
 def _step(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -126,6 +134,7 @@ RULES: dict[Kind, Rule] = {
     Kind.LOSS: _all_reduce,
     Kind.NORM: _all_reduce,
     Kind.STEP: _step,
+    Kind.BARRIER: _barrier,
 }
 
 

@@ -31,6 +31,7 @@ class Kind(IntEnum):
     RECV_G = 15
     SEND_W = 16  # weights from a server
     RECV_W = 17
+    BARRIER = 18  # nobody goes on before all ranks of a replica have come
 
 
 class Lane(IntEnum):
@@ -91,8 +92,10 @@ SPECS: dict[Kind, Spec] = {
     Kind.RECV_G: Spec(Lane.LINK, "receive pushed gradient", message=True, twin=Kind.SEND_G),
     Kind.SEND_W: Spec(Lane.LINK, "send weights", message=True, twin=Kind.RECV_W),
     Kind.RECV_W: Spec(Lane.LINK, "pull weights", message=True, twin=Kind.SEND_W),
+    Kind.BARRIER: Spec(Lane.GROUP, "barrier", collective=True),
 }
 SENDS = tuple(kind for kind in Kind if kind.name.startswith("SEND"))
 RECEIVES = tuple(kind for kind in Kind if kind.name.startswith("RECV"))
 COLLECTIVES = tuple(kind for kind in Kind if SPECS[kind].collective)
+PER_REPLICA = (Kind.NORM, Kind.BARRIER)  # collectives of the ranks of one replica; the others are of copies of a stage
 COMPUTES = tuple(kind for kind in Kind if SPECS[kind].lane is Lane.COMPUTE)

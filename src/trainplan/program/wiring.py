@@ -1,8 +1,10 @@
 """Who waits for whom: the successors of every operation, worked out once a program.
 
 Two things make an operation wait for another: it reads what the other makes, or it holds a resource that the other
-comes before on. The third, that a rank's host has come to it, is kept by the lists themselves. `stuck` plays the
-program without time: what is left over can never run, and says where a program deadlocks.
+comes before on. The third, that a rank's host has come to it, is kept by the lists themselves (and is enough where the
+host waited for the other).
+
+`stuck` plays the program without time: what is left over can never run, and says where a program deadlocks.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def wire(program: Program) -> Wiring:
     start, items, unmet = _successors(
         n, program.reads.start, program.reads.items, program.value_maker,
         program.lists.start, program.lists.items, program.holds.start, program.holds.items,
-        program.resource_rank, free, member_start, member_items,
+        program.resource_rank, program.waits, free, member_start, member_items,
     )  # fmt: skip
     return Wiring(start, items, unmet, member_start, member_items, free)
 
@@ -68,7 +70,7 @@ def _members(rank: Ints, group: Ints, group_start: Ints, group_items: Ints) -> t
 @njit(cache=True)
 def _successors(
     n: int, read_start: Ints, read_items: Ints, maker: Ints, list_start: Ints, list_items: Ints, hold_start: Ints,
-    hold_items: Ints, resource_rank: Ints, free: Bools, member_start: Small, member_items: Small,
+    hold_items: Ints, resource_rank: Ints, waits: Bools, free: Bools, member_start: Small, member_items: Small,
 ) -> tuple[Small, Small, Small]:  # fmt: skip
     # Counted first, filled second: a counting sort of the edges by their tail.
     unmet = np.zeros(n, np.int32)
@@ -83,7 +85,15 @@ def _successors(
         for k in range(member_start[op], member_start[op + 1]):
             if not free[member_items[k]]:
                 unmet[op] += 1
+    # What a collective holds on each rank stands in the order of its ranks, nearly always: then nobody has to look
+    # through what the others hold.
+    tidy = np.ones(n, np.bool_)
+    for op in range(n):
+        for k in range(hold_start[op] + 1, hold_start[op + 1]):
+            if resource_rank[hold_items[k]] < resource_rank[hold_items[k - 1]]:
+                tidy[op] = False
     for fill in range(2):
+        following = hold_start[:-1].copy()  # of a tidy operation: the first that it holds on a rank not yet looked at
         if fill == 1:
             for op in range(n):
                 start[op + 2] += start[op + 1]
@@ -100,14 +110,18 @@ def _successors(
                 continue  # a policy decides on the resources of this rank, not the list
             for e in range(list_start[rank], list_start[rank + 1]):
                 op = list_items[e]
-                for k in range(hold_start[op], hold_start[op + 1]):
+                for k in range(following[op], hold_start[op + 1]):
                     resource = hold_items[k]
                     if resource_rank[resource] != rank:
+                        if tidy[op] and resource_rank[resource] > rank:
+                            break
                         continue
+                    if tidy[op]:
+                        following[op] = k + 1
                     before = last[resource]
                     last[resource] = op
-                    if before < 0:
-                        continue
+                    if before < 0 or waits[before]:
+                        continue  # nobody comes before; or the list does not come to this one until that is over
                     if fill == 0:
                         start[before + 2] += 1
                         unmet[op] += 1

@@ -21,6 +21,7 @@ from trainplan.units import count, gb_per_s, gib, percent, seconds
 _ORDERS = {
     "naive": "one micro-batch after the other goes forward and back through all stages, which take turns",
     "gpipe": "all micro-batches go forward through the stages, then all go back, the last one first",
+    "lockstep": "as gpipe, but in ticks: all stages exchange what they need, then all compute, and nobody goes ahead",
     "looped": "all micro-batches go forward through a round of stages, then the next, and back in the opposite order",
     "1f1b": "a few micro-batches go forward, then every stage does one backward after each forward",
     "1f1b-early": "as 1f1b, but about twice as many go forward first, so that no stage waits for a message",

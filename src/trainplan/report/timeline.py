@@ -27,7 +27,7 @@ LETTERS = {
     "R": ("R", "recompute"),
     "STEP": ("U", "update"),
 }
-TALK, IDLE, ELSEWHERE, ON = "~", ".", " ", "-"
+TALK, MEET, IDLE, ELSEWHERE, ON = "~", "|", ".", " ", "-"
 _MOST_LINES = 64
 
 
@@ -82,7 +82,7 @@ def draw(timeline: Timeline, width: int = 100, step: int | None = None) -> str:
 
 def _legend(drawn: str, sliced: bool, several: bool) -> str:
     """What the signs mean, of those that are there."""
-    signs = [*LETTERS.values(), (TALK, "communication"), (IDLE, "idle")]
+    signs = [*LETTERS.values(), (TALK, "communication"), (MEET, "barrier"), (IDLE, "idle")]
     words = [f"{sign} {what}" for sign, what in signs if sign in drawn]
     if any(sign.isdigit() for sign in drawn):
         words.append("numbers: " + ("part of the sequence" if sliced else "micro-batch"))
@@ -133,17 +133,18 @@ def _signs(compute: Sequence[tuple[Event, Key]], talk: Sequence[Event], scale: _
     Where computations are shorter than a character, it goes to the sort (letter and stage) that has most of it.
     """
     busy: list[dict[tuple[str, int], list[tuple[float, int]]]] = [{} for _ in range(scale.width)]
-    talks = [0.0] * scale.width
+    talks = [(0.0, TALK)] * scale.width  # seconds of the longest
     for number, (event, key) in enumerate(compute):
         for place in range(scale.place(event.start), scale.place(event.end) + 1):
             spent = busy[place].setdefault((LETTERS[event.kind][0], key.stage), [])
             spent.append((scale.covered(event, place), number))
     for event in talk:
         for place in range(scale.place(event.start), scale.place(event.end) + 1):
-            talks[place] = max(talks[place], scale.covered(event, place))
+            sign = MEET if event.kind == "BARRIER" else TALK
+            talks[place] = max(talks[place], (scale.covered(event, place), sign))
     found: list[str | int] = []
-    for sorts, talking in zip(busy, talks, strict=True):
-        sign: str | int = TALK if talking >= scale.cell / 2 else IDLE
+    for sorts, (talking, sign) in zip(busy, talks, strict=True):
+        shown: str | int = sign if talking >= scale.cell / 2 else IDLE
         total = sum(time for spent in sorts.values() for time, _ in spent)
         if total > 0:
             most = max(sorts, key=lambda sort: (sum(time for time, _ in sorts[sort]), sort))
@@ -151,6 +152,6 @@ def _signs(compute: Sequence[tuple[Event, Key]], talk: Sequence[Event], scale: _
             event = compute[number][0]
             # What is shorter than a character would not be seen if it had to have half of one.
             if total >= scale.cell / 2 or (event.end - event.start < scale.cell and total >= talking):
-                sign = number
-        found.append(sign)
+                shown = number
+        found.append(shown)
     return found

@@ -4,6 +4,8 @@
 8. *ordered*: there is one order of all collectives that every rank keeps to, also of collectives of different groups.
    Nothing orders these but the lists; and where two ranks issue two of them in opposite orders, each may wait in the
    one that the other comes to last. (NCCL does: a collective keeps its device until all members have come.)
+9. *apart*: between ranks that meet at barriers, a message is sent and received between the same two: nothing goes on
+   over a barrier.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from trainplan.program.check.view import Fault, View
+from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Program
 from trainplan.program.wiring import stuck
 
@@ -46,17 +49,41 @@ def ends(view: View) -> Iterator[Fault]:
 def ordered(view: View) -> Iterator[Fault]:
     program = view.program
     after: dict[int, dict[int, int]] = {}  # collective → the one that a rank issues next → that rank
-    for rank in np.flatnonzero(view.listed).tolist():
-        row = program.lists.row(rank)
-        row = row[program.group[row] >= 0].tolist()
-        for before, op in pairwise(row):
-            after.setdefault(before, {}).setdefault(op, rank)
+    entries = np.flatnonzero((program.group[view.entry_op] >= 0) & view.listed[view.entry_rank])
+    op, rank = view.entry_op[entries], view.entry_rank[entries]
+    same = np.flatnonzero(rank[1:] == rank[:-1])
+    # Members of one group issue the same pairs: each is looked at once.
+    pairs = np.unique(op[same] * len(program) + op[same + 1], return_index=True)[1]
+    for i in same[np.sort(pairs)].tolist():
+        after.setdefault(int(op[i]), {}).setdefault(int(op[i + 1]), int(rank[i]))
     circle = _circle(after)
-    if len({int(program.group[op]) for op in circle}) < 2:
+    if len({int(program.group[one]) for one in circle}) < 2:
         return  # none; or of one group, whose members then wait for ever: `ends` has found it
-    for op, following in pairwise([*circle, circle[0]]):
-        why = f"rank {after[op][following]} issues {_named(program, op)} before {_named(program, following)}"
-        yield Fault("ordered", op, why + ("; nothing else orders them" if following == circle[0] else ""))
+    for one, following in pairwise([*circle, circle[0]]):
+        why = f"rank {after[one][following]} issues {_named(program, one)} before {_named(program, following)}"
+        yield Fault("ordered", one, why + ("; nothing else orders them" if following == circle[0] else ""))
+
+
+def apart(view: View) -> Iterator[Fault]:
+    program = view.program
+    barrier = program.kind == Kind.BARRIER
+    if not barrier.any():
+        return
+    # How many barriers stand before an operation in its list.
+    met = np.cumsum(barrier[view.entry_op])
+    met -= np.concatenate([[0], met])[program.lists.start[view.entry_rank]]
+    before = np.zeros(len(program), dtype=np.int64)
+    before[view.entry_op] = met
+    meets = np.full(program.world, -1, dtype=np.int64)  # rank → the group that it meets at barriers
+    for group in np.unique(program.group[barrier]).tolist():
+        meets[list(program.groups[group])] = group
+    carried = program.value_kind[program.reads.items] == Value.MESSAGE
+    taker, giver = program.reads.owner[carried], program.value_maker[program.reads.items[carried]]
+    taker, giver = taker[giver >= 0], giver[giver >= 0]
+    together = (meets[program.rank[taker]] == meets[program.rank[giver]]) & (meets[program.rank[taker]] >= 0)
+    for i in np.flatnonzero(together & (before[taker] != before[giver])).tolist():
+        gives, takes = (f"{program.name(op)} after {before[op]} barriers" for op in (giver[i], taker[i]))
+        yield Fault("apart", int(taker[i]), f"{gives}, {takes}: the message goes on over a barrier")
 
 
 def _circle(after: dict[int, dict[int, int]]) -> list[int]:

@@ -28,15 +28,14 @@ def listed(view: View) -> Iterator[Fault]:
         yield Fault(
             "listed", op, f"{program.name(op)} stands in the list of rank {view.entry_rank[entry]}, not its own"
         )
-    shared = np.flatnonzero(~alone[view.entry_op])
-    found: dict[int, list[int]] = {int(op): [] for op in where(~alone)}
-    for entry in shared.tolist():
-        found[int(view.entry_op[entry])].append(int(view.entry_rank[entry]))
-    for op, ranks in found.items():
-        if sorted(ranks) != sorted(program.members(op)):
-            wanted = list(program.members(op))
-            why = f"{program.name(op)} is for ranks {wanted} and stands in the lists of {sorted(ranks)}"
-            yield Fault("listed", op, why)
+    # A collective stands in the list of every member, and as often as it has members.
+    members = np.diff(view.wiring.member_start)
+    missing = np.zeros(len(program), dtype=bool)
+    missing[np.repeat(np.arange(len(program)), members)[view.member_place < 0]] = True
+    for op in where(~alone & (missing | (stands != members))):
+        ranks, wanted = sorted(view.entry_rank[view.entry_op == op].tolist()), list(program.members(op))
+        why = f"{program.name(op)} is for ranks {wanted} and stands in the lists of {ranks}"
+        yield Fault("listed", op, why)
 
 
 def once(view: View) -> Iterator[Fault]:

@@ -16,6 +16,7 @@ marked.
 6. *fresh*: compute reads weights that lack no more updates than the program allows, and backward the same as forward.
 7. *ends*: no operation waits for itself in a circle: the program runs to its end.   (order.py)
 8. *ordered*: there is one order of all collectives that every rank keeps to, also of collectives of different groups.
+9. *apart*: between ranks that meet at barriers, a message is sent and received between the same two.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from trainplan.errors import ProgramError
 from trainplan.program.check.grid import grid
 from trainplan.program.check.memory import alive
 from trainplan.program.check.messages import matched
-from trainplan.program.check.order import ends, ordered
+from trainplan.program.check.order import apart, ends, ordered
 from trainplan.program.check.passes import listed, once
 from trainplan.program.check.view import Fault, View
 from trainplan.program.check.weights import fresh, updated
@@ -36,7 +37,7 @@ from trainplan.program.program import Program
 from trainplan.program.wiring import Wiring, wire
 
 _SHOWN = 12  # faults beyond these are counted, not printed
-RULES: tuple[Callable[[View], Iterator[Fault]], ...] = (once, matched, alive, updated, fresh, ends, ordered)
+RULES: tuple[Callable[[View], Iterator[Fault]], ...] = (once, matched, alive, updated, fresh, ends, ordered, apart)
 
 
 def faults(program: Program, wiring: Wiring | None = None) -> list[Fault]:

@@ -58,9 +58,15 @@ class View:
 @njit(cache=True)
 def _member_places(list_start: Ints, list_items: Ints, member_start: Small, member_items: Small) -> Small:
     found = np.full(len(member_items), -1, np.int32)
+    ahead = member_start[:-1].copy()  # groups are in the order of ranks, nearly always: so this member is next
     for rank in range(len(list_start) - 1):
         for e in range(list_start[rank], list_start[rank + 1]):
             op = list_items[e]
+            k = ahead[op]
+            if k < member_start[op + 1] and member_items[k] == rank:
+                found[k] = e - list_start[rank]
+                ahead[op] += 1
+                continue
             for k in range(member_start[op], member_start[op + 1]):
                 if member_items[k] == rank:
                     found[k] = e - list_start[rank]

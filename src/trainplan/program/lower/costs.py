@@ -68,6 +68,8 @@ def _class(
         return CostClass(kind, rank, -1, first, last, 0, size, members)
     if kind in (Kind.COUNT, Kind.LOSS, Kind.NORM):
         return CostClass(kind, rank, -1, first, last, 0, 8, members)
+    if kind is Kind.BARRIER:
+        return CostClass(kind, rank, members=members)
     if layout.recomputes and kind in (Kind.R, Kind.B):
         return CostClass(kind, rank, -1, unit, unit + 1, samples, accumulate=adds)
     if kind is Kind.STEP:

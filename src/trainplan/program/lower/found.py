@@ -24,7 +24,9 @@ class Found:
     -1: there is no such operation.
     """
 
-    def __init__(self, layout: Layout, steps: int, table: Table, row: Ints, micro: Ints, step: Ints) -> None:
+    def __init__(
+        self, layout: Layout, steps: int, table: Table, row: Ints, micro: Ints, step: Ints, phase: Ints
+    ) -> None:  # fmt: skip
         self.layout, self.steps = layout, steps
         self.kind, self.rank, self.step = table.kind[row], table.rank[row], step  # of every operation
         plan = layout.plan
@@ -44,13 +46,17 @@ class Found:
         self._numbers[line[row[ops]], place] = ops
         # What comes once: by (kind, stage, unit) and rank; what all copies do together, whichever stands for it.
         self._once: dict[tuple[int, int, int, int], Ints] = {}
-        for op in np.flatnonzero(whole).tolist():
+        barrier = self.kind == Kind.BARRIER
+        for op in np.flatnonzero(whole & ~barrier).tolist():
             kind, stage, _, unit = names[row[op]]
             where = -1 if kind in COLLECTIVES and kind != Kind.NORM else int(self.rank[op])
             if kind == Kind.NORM:
                 stage, where = 0, int(table.replica[row[op]])
             key = (kind, stage, unit, where)
             self._once.setdefault(key, np.full(steps, -1, dtype=np.int64))[step[op]] = op
+        met = np.flatnonzero(barrier)
+        self.barriers = np.full((len(layout.replicas), steps, int(phase.max(initial=0)) + 1), -1, dtype=np.int64)
+        self.barriers[replica[row[met]], step[met], phase[met]] = met  # of a replica, in a step, after a phase
         at = np.arange(self.places)
         self.replica = at // (plan.micro * steps)  # of every place, among those that have lists
         self.micro = at % plan.micro

@@ -68,6 +68,11 @@ class Layout:
         """Whether backward comes in two parts, for the input and for the weights: all passes, or some of them."""
         return splits_backward(self.plan)
 
+    @property
+    def in_phases(self) -> bool:
+        """Whether all ranks of a replica compute and exchange in turn, with a barrier between (`phases.py`)."""
+        return self.plan.schedule == "lockstep"
+
     # -- what passes between stages ---------------------------------------------------------------------------------
 
     @cached_property

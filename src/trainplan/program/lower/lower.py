@@ -23,7 +23,7 @@ from trainplan.program.lower.found import Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Entries, Table, entries
 from trainplan.program.lower.values import values
-from trainplan.program.ops import COLLECTIVES, COMPUTES, RECEIVES, SENDS, Kind, Lane
+from trainplan.program.ops import COLLECTIVES, COMPUTES, PER_REPLICA, RECEIVES, SENDS, Kind, Lane
 from trainplan.program.program import Ints, Program, Ragged
 
 
@@ -40,19 +40,21 @@ def lower(
     lists = entries(layout, steps)
     table = lists.table
     numbers = _number(layout, lists)
-    row, micro, step = (column[numbers.entry] for column in (lists.row, lists.micro, lists.step))
+    row, micro, step, phase = (
+        column[numbers.entry] for column in (lists.row, lists.micro, lists.step, lists.phase)
+    )  # fmt: skip
     group = numbers.group
     kind, rank = table.kind[row], table.rank[row]
     rank[group >= 0] = [numbers.groups[g][0] for g in group[group >= 0]]
     cost, classes, bytes_ = cost_classes(layout, table, row, micro, group, numbers.spans)
-    made = values(Found(layout, steps, table, row, micro, step), len(row), bytes_)
+    made = values(Found(layout, steps, table, row, micro, step, phase), len(row), bytes_)
     holds, lanes, owners, peers = _resources(table, row, group, numbers.groups, _peers(layout, table))
     zeros = np.zeros(len(kind), dtype=np.int64)
     return Program(
         world=len(lists.start) - 1, steps=steps, kind=kind.astype(np.uint8), job=zeros, step=step,
-        # A sum over copies belongs to no one pipeline; the norm is a sum over the ranks of one replica.
-        pipeline=_pipeline(layout, table)[row], stage=np.where(kind == Kind.NORM, 0, table.stage[row]),
-        unit=table.unit[row], micro_batch=micro, slice=zeros, peer_stage=table.peer[row], rank=rank,
+        # A sum over copies belongs to no one pipeline, what the ranks of one replica do together to no one stage.
+        pipeline=_pipeline(layout, table)[row], stage=np.where(np.isin(kind, PER_REPLICA), 0, table.stage[row]),
+        unit=table.unit[row] + phase, micro_batch=micro, slice=zeros, peer_stage=table.peer[row], rank=rank,
         peer=_peers(layout, table)[row], bytes=bytes_, group=group, version=step, cost=cost,
         waits=_waits(table.kind, layout.backend, plan.overlap)[row], lists=Ragged(lists.start, numbers.op),
         holds=holds, reads=made.reads, resource_lane=lanes, resource_rank=owners, resource_peer=peers,
@@ -64,14 +66,15 @@ def lower(
 
 def _pipeline(layout: Layout, table: Table) -> Ints:
     pipeline = table.replica * layout.plan.lines + table.line
-    pipeline[table.kind == Kind.NORM] = (table.replica * layout.plan.lines)[table.kind == Kind.NORM]
-    pipeline[np.isin(table.kind, COLLECTIVES) & (table.kind != Kind.NORM)] = 0
+    own = np.isin(table.kind, PER_REPLICA)
+    pipeline[own] = (table.replica * layout.plan.lines)[own]
+    pipeline[np.isin(table.kind, COLLECTIVES) & ~own] = 0
     return pipeline
 
 
 def _waits(kind: Ints, backend: Backend, overlap: str) -> np.ndarray:
     """What keeps the host until it is over."""
-    waits = np.isin(kind, COMPUTES) & backend.host_computes
+    waits = (np.isin(kind, COMPUTES) & backend.host_computes) | (kind == Kind.BARRIER)
     waits |= np.isin(kind, (*RECEIVES, Kind.COUNT, Kind.NORM)) & backend.receives_wait
     if overlap == "off":
         waits |= np.isin(kind, SENDS + COLLECTIVES)
@@ -101,7 +104,8 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
     alone = np.flatnonzero(~collective)
     op = np.cumsum(~collective) - 1
     together: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
-    for e in np.flatnonzero(collective).tolist():
+    barrier = (table.kind == Kind.BARRIER)[lists.row]
+    for e in np.flatnonzero(collective & ~barrier).tolist():
         row = int(lists.row[e])
         kind, stage, unit, replica = (int(c[row]) for c in (table.kind, table.stage, table.unit, table.replica))
         name = (kind, _named_after(layout, kind, stage, unit), unit, int(lists.step[e]))
@@ -113,6 +117,16 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         op[[e for _, _, e in members]] = len(alone) + len(entry)
         entry.append(min(members)[2])
         group.append(number.setdefault(_members(layout, kind, stage, unit, replica), len(number)))
+    # Barriers are many, and all alike: one for each replica, step and phase.
+    met = np.flatnonzero(barrier)
+    replicas, steps, phases = table.replica[lists.row[met]], lists.step[met], lists.phase[met]
+    name = (replicas * (steps.max(initial=0) + 1) + steps) * (phases.max(initial=0) + 1) + phases
+    _names, first, which = np.unique(name, return_index=True, return_inverse=True)
+    op[met] = len(alone) + len(entry) + which
+    entry += met[first].tolist()
+    for replica in np.unique(replicas).tolist():
+        of = number.setdefault(layout.replica_group(replica), len(number))
+        group += [of] * int((replicas[first] == replica).sum())  # names are in the order of replicas
     return _Numbers(
         op, np.concatenate([alone, np.array(entry, dtype=np.int64)]),
         np.concatenate([np.full(len(alone), -1, dtype=np.int64), np.array(group, dtype=np.int64)]),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.phases import apart_from, in_phases
 from trainplan.program.lower.templates import Row, head, tail, templates
 from trainplan.program.ops import Kind
 from trainplan.program.program import Ints
@@ -48,6 +49,7 @@ class Entries:
     row: Ints  # of `table`
     micro: Ints
     step: Ints
+    phase: Ints  # of a barrier: which phase of its step it ends; otherwise 0
     start: Ints  # of the list of each rank
 
 
@@ -70,7 +72,7 @@ class _Bodies:
 def entries(layout: Layout, steps: int) -> Entries:
     """The lists of all ranks of all replicas."""
     bodies = _Bodies(layout)
-    lists: list[tuple[int, Ints, Ints]] = []  # rank, bodies, micro-batches
+    lists: list[tuple[int, Ints, Ints]] = []  # rank, bodies, micro-batches (of barriers: phases)
     first = {(r, s, line): _stage(bodies, r, s, line) for r in layout.replicas for s, line in _ways(layout)}
     variants = [_variants(order) for order in layout.orders]
     by_rank: dict[int, list[int]] = {}
@@ -85,8 +87,12 @@ def entries(layout: Layout, steps: int) -> Entries:
             held = [layout.holdings[number] for number in by_rank[rank]]
             before = bodies.add(head(layout, held), replica, rank)
             after = bodies.add(tail(layout, held), replica, rank)
-            body = np.concatenate([[before], base[order[:, 2], order[:, 1]] + variant, [after]])
-            lists.append((rank, body, np.concatenate([[0], order[:, 3], [0]])))
+            body, number = base[order[:, 2], order[:, 1]] + variant, order[:, 3]
+            if layout.in_phases:
+                apart = [(row, bodies.add((row,), replica, rank)) for row in apart_from(layout, int(order[0, 2]))]
+                body, number = in_phases(layout, order, body, apart)
+            body = np.concatenate([[before], body, [after]])
+            lists.append((rank, body, np.concatenate([[0], number, [0]])))
     lists.sort(key=lambda one: one[0])
     start, size = np.array(bodies.start), np.array(bodies.length)
     body = np.concatenate([np.tile(b, steps) for _, b, _ in lists])
@@ -98,10 +104,11 @@ def entries(layout: Layout, steps: int) -> Entries:
     row = np.repeat(start[body] - begin[:-1], length) + np.arange(begin[-1])
     table = Table(*np.array(bodies.rows, dtype=np.int64).T)
     # What is about the whole batch has no micro-batch, also where it stands among the rows of one.
-    whole = np.isin(table.kind, WITHOUT_MICRO_BATCH)
-    micro = np.where(whole[row], 0, np.repeat(micro, length))
+    number = np.repeat(micro, length)
+    micro = np.where(np.isin(table.kind, WITHOUT_MICRO_BATCH)[row], 0, number)
+    phase = np.where((table.kind == Kind.BARRIER)[row], number, 0)
     ends = np.cumsum([0] + [steps * len(b) for _, b, _ in lists])
-    return Entries(table, row, micro, np.repeat(step, length), begin[ends])
+    return Entries(table, row, micro, np.repeat(step, length), phase, begin[ends])
 
 
 def _ways(layout: Layout) -> list[tuple[int, int]]:

@@ -39,17 +39,13 @@ class Templates:
 
 def templates(layout: Layout, stage: int, line: int) -> Templates:
     """The templates of a stage in a line."""
-    takes = [e.source for e in layout.incoming[stage] if layout.is_message(e, line)]
-    gives = [e.target for e in layout.outgoing[stage] if layout.is_message(e, line)]
-    forward = (
-        *(Row(Kind.RECV_F, stage, line, peer=source) for source in takes),
-        Row(Kind.F, stage, line),
-        *(Row(Kind.SEND_F, stage, line, peer=target) for target in gives),
+    ends = messages(layout, stage, line)
+    takes, gives, before, after = (
+        # In phases, messages go when it is their turn, not around their pass.
+        () if layout.in_phases else tuple(row for row in ends if row.kind is kind)
+        for kind in (Kind.RECV_F, Kind.SEND_F, Kind.RECV_B, Kind.SEND_B)
     )
-    gets = [e.target for e in layout.outgoing[stage] if e.gradients and layout.is_message(e, line)]
-    returns = [e.source for e in layout.incoming[stage] if e.gradients and layout.is_message(e, line)]
-    before = tuple(Row(Kind.RECV_B, stage, line, peer=target) for target in gets)
-    after = tuple(Row(Kind.SEND_B, stage, line, peer=source) for source in returns)
+    forward = (*takes, Row(Kind.F, stage, line), *gives)
     whole, last = (_backward(layout, stage, line, before, last) for last in (False, True))
     weights = Row(Kind.W, stage, line)
     buckets = 0 if stage in layout.late else len(layout.buckets[stage])
@@ -58,6 +54,18 @@ def templates(layout: Layout, stage: int, line: int) -> Templates:
         forward, (*whole, *after), (*last, *after),
         (*before, Row(Kind.I, stage, line), *after), (weights,), (weights, *exchange),
     )  # fmt: skip
+
+
+def messages(layout: Layout, stage: int, line: int) -> tuple[Row, ...]:
+    """The sends and receives of a stage for a micro-batch."""
+    comes = [e for e in layout.incoming[stage] if layout.is_message(e, line)]
+    goes = [e for e in layout.outgoing[stage] if layout.is_message(e, line)]
+    return (
+        *(Row(Kind.RECV_F, stage, line, peer=e.source) for e in comes),
+        *(Row(Kind.SEND_F, stage, line, peer=e.target) for e in goes),
+        *(Row(Kind.RECV_B, stage, line, peer=e.target) for e in goes if e.gradients),
+        *(Row(Kind.SEND_B, stage, line, peer=e.source) for e in comes if e.gradients),
+    )
 
 
 def _backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:

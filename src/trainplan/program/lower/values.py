@@ -24,6 +24,7 @@ from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.gradients import gradients, updates
 from trainplan.program.lower.ledger import Ledger, Values
 from trainplan.program.lower.messages import messages
+from trainplan.program.lower.phases import phases_of
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Ints
 
@@ -39,6 +40,8 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
     updates(ledger, found)
     _counts(ledger, found)
     messages(ledger, found, homes, payload)
+    if layout.in_phases:
+        _barriers(ledger, found, homes)
     return ledger.close(ops)
 
 
@@ -77,3 +80,27 @@ def _counts(ledger: Ledger, found: Found) -> None:
         # A step gives its loss to whoever trains, who cannot start the next one before that.
         first = found.own(forwards, holdings, empty=NEVER).min(axis=2)
         ledger.add(Value.TOKEN, 0, home[:, :-1], loss[:, :-1], first[:, 1:], (first[:, 1:],))
+
+
+def _barriers(ledger: Ledger, found: Found, homes: Ints) -> None:
+    """A barrier waits for what its ranks did in the phase that it ends. Where hosts wait for that themselves, they come
+    to the barrier only then; where they go ahead, it reads what was done. A message is over when it was received."""
+    layout, phases = found.layout, phases_of(found.layout)
+    step = np.arange(found.places) // layout.plan.micro % found.steps
+
+    def ends(ops: Ints, rank: Ints, phase: Ints) -> None:
+        barrier = found.barriers[found.replica, step, phase]
+        ledger.add(Value.TOKEN, 0, rank, ops, barrier, (barrier,))
+
+    every, micro = np.array(layout.stages)[:, None], found.micro
+    if not layout.backend.host_computes:
+        ends(found.ops(Kind.F, layout.stages), homes, phases.forward(every, micro))
+        ends(found.backward(layout.stages, final=True), homes, phases.backward(every, micro))
+    if not layout.backend.receives_wait:
+        there, back = layout.edges, [e for e in layout.edges if e.gradients]
+        source, target = [e.source for e in there], [e.target for e in there]
+        phase = phases.activation(np.array(target)[:, None], micro)
+        ends(found.ops(Kind.RECV_F, target, source), homes[target], phase)
+        source, target = [e.source for e in back], [e.target for e in back]
+        phase = phases.gradient(np.array(target)[:, None], micro)
+        ends(found.ops(Kind.RECV_B, source, target), homes[source], phase)

@@ -29,6 +29,7 @@ from trainplan.program.schedules.zero_bubble import zb_h1, zb_h2
 SCHEDULES: dict[str, Callable[[Size], list[Order]]] = {
     "naive": naive,
     "gpipe": gpipe,
+    "lockstep": gpipe,  # in ticks that `program.lower.phases` sets apart
     "looped": gpipe,
     "1f1b": one_forward_one_backward,
     "1f1b-early": early_one_forward_one_backward,
