@@ -229,7 +229,7 @@ def _systems() -> list[Case]:
     four = {"pp": 4, "stages": (1, 2, 3), "micro": 6}
     chunked = {"pp": 2, "chunks": 2, "stages": (1, 2, 3), "micro": 4}
     orders = [
-        ("torchgpipe-as-found", 24, {**four, "schedule": "lockstep"}),
+        ("torchgpipe-as-found", 12, {"pp": 2, "stages": (1,), "micro": 3, "schedule": "lockstep"}),
         ("looped-bfs", 16, {**chunked, "schedule": "looped"}),
         ("dapple", 24, {**four, "schedule": "1f1b-early"}),
         ("dapple", 12, {"pp": 2, "stages": (3,), "micro": 6, "schedule": "1f1b", "spread": (2, 1), "bucket": 100}),

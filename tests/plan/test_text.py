@@ -98,7 +98,7 @@ BAD = {
     "dp=2 dp=3": ("dp=2 dp=3", "dp is given twice", "only dp=3"),
     "pd=2": ("pd=2", "there is no choice named 'pd'", "dp"),
     "schedul=gpipe": ("schedul=gpipe", "no choice named 'schedul'", "schedule"),
-    "schedule=gpip": ("schedule=gpip", "schedule is one of naive, gpipe, looped, 1f1b", "schedule=gpipe"),
+    "schedule=gpip": ("schedule=gpip", "schedule is one of naive, gpipe, lockstep, looped", "schedule=gpipe"),
     "recompute=all": ("recompute=all", "recompute is one of none, full", "recompute=full"),
     "overlap=yes": ("overlap=yes", "overlap is one of on, off", "overlap="),
     "stages=1,x": ("stages=1,x", "the first block of every stage but the first", "stages=2,5"),

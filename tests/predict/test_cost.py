@@ -35,6 +35,15 @@ def test_ring_all_reduce(ranks: int, size: float) -> None:
     assert collectives.all_reduce(where, (3,), int(size)).seconds == 0.0
 
 
+@pytest.mark.parametrize(("ranks", "rounds"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3)])
+def test_a_barrier_takes_as_many_rounds_as_its_ranks_can_be_halved(ranks: int, rounds: int) -> None:
+    members = tuple(range(ranks))
+    where = cluster(devices=8, rate=1e9, latency=50e-6)
+    assert collectives.barrier(where, members) == pytest.approx(rounds * 50e-6)
+    summing = replace(where, backend="nccl")
+    assert collectives.barrier(summing, members) == collectives.all_reduce(summing, members, 4).seconds
+
+
 def test_measured_curves_go_before_first_principles_within_a_node() -> None:
     curves = (Curve("all_reduce", 2, (0, 100), (1.0, 2.0)), Curve("p2p", 2, (0, 100), (3.0, 4.0)))
     where = cluster(nodes=2, devices=2, rate=100.0, collectives=curves)

@@ -22,6 +22,12 @@ def two_stages(**fields) -> Program:
     return lower(plan(**choices), PROFILE, batch=4, steps=2)
 
 
+def lockstep(**fields) -> Program:
+    """The same in ticks, one step: a barrier after each."""
+    choices = {"pp": 2, "micro": 2, "schedule": "lockstep", "stages": (1,), "blocks": 2, **fields}
+    return lower(plan(**choices), PROFILE, batch=4)
+
+
 def replicas(**fields) -> Program:
     """Two replicas of two blocks, a gradient bucket a block."""
     return lower(plan(dp=2, bucket=1000, blocks=2, **fields), PROFILE, batch=2)

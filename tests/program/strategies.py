@@ -13,7 +13,7 @@ from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Prove
 from trainplan.program.lower import lower
 from trainplan.program.program import Program
 
-SCHEDULES = ("naive", "gpipe", "1f1b")
+SCHEDULES = ("naive", "gpipe", "1f1b", "lockstep")
 FACTOR = int(os.environ.get("TRAINPLAN_EXAMPLES", "1"))
 
 

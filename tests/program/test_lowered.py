@@ -91,7 +91,7 @@ def test_a_bucket_is_exchanged_as_soon_as_it_and_those_before_it_are_complete(ca
                 assert program.micro_batch[maker] == program.micro_batch[passes[-1]]  # of the last pass, not earlier
                 latest = max(latest, row.index(maker))
                 between = {Kind(int(program.kind[o])) for o in row[latest + 1 : row.index(op)]}
-                assert between <= {Kind.REDUCE_GRAD, Kind.SEND_B}
+                assert between <= {Kind.REDUCE_GRAD, Kind.SEND_B, Kind.BARRIER}
 
 
 @examples(60)

@@ -65,6 +65,17 @@ def test_parts_of_a_sequence_are_numbered():
     assert draw(line, width=10).splitlines()[1:] == ["rank 0  F0---F1---", "F forward  numbers: part of the sequence"]
 
 
+def test_drawing_of_barriers():
+    """Whoever waits for the others idles; the barrier itself begins when the last one has come."""
+    line = timeline(
+        ("0F0", "F", 0, 0, 10), ("1F0", "F", 1, 0, 20), ("0BARRIER", "BARRIER", 0, 20, 30),
+        ("0BARRIER", "BARRIER", 1, 20, 30), ("0B0", "B", 0, 30, 40), ("1B0", "B", 1, 30, 50),
+    )  # fmt: skip
+    drawn = draw(line, width=10).splitlines()
+    assert drawn[1:3] == ["rank 0  F0..||B0..", "rank 1  F0--||B0--"]
+    assert drawn[3] == "F forward  B backward  | barrier  . idle  numbers: micro-batch"
+
+
 def test_drawing_of_one_step():
     line = timeline(("0F0", "F", 0, 0, 1), ("0F0@1", "F", 0, 50, 51), ("0B0@1", "B", 0, 51, 52), world=1)
     assert "rank 0  F0---B0---" in draw(line, width=10, step=1)

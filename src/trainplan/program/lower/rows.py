@@ -87,12 +87,12 @@ def entries(layout: Layout, steps: int) -> Entries:
             held = [layout.holdings[number] for number in by_rank[rank]]
             before = bodies.add(head(layout, held), replica, rank)
             after = bodies.add(tail(layout, held), replica, rank)
-            body, number = base[order[:, 2], order[:, 1]] + variant, order[:, 3]
+            body, of = base[order[:, 2], order[:, 1]] + variant, order[:, 3]
             if layout.in_phases:
                 apart = [(row, bodies.add((row,), replica, rank)) for row in apart_from(layout, int(order[0, 2]))]
-                body, number = in_phases(layout, order, body, apart)
+                body, of = in_phases(layout, order, body, apart)
             body = np.concatenate([[before], body, [after]])
-            lists.append((rank, body, np.concatenate([[0], number, [0]])))
+            lists.append((rank, body, np.concatenate([[0], of, [0]])))
     lists.sort(key=lambda one: one[0])
     start, size = np.array(bodies.start), np.array(bodies.length)
     body = np.concatenate([np.tile(b, steps) for _, b, _ in lists])
@@ -104,9 +104,9 @@ def entries(layout: Layout, steps: int) -> Entries:
     row = np.repeat(start[body] - begin[:-1], length) + np.arange(begin[-1])
     table = Table(*np.array(bodies.rows, dtype=np.int64).T)
     # What is about the whole batch has no micro-batch, also where it stands among the rows of one.
-    number = np.repeat(micro, length)
-    micro = np.where(np.isin(table.kind, WITHOUT_MICRO_BATCH)[row], 0, number)
-    phase = np.where((table.kind == Kind.BARRIER)[row], number, 0)
+    micro = np.repeat(micro, length)
+    phase = np.where((table.kind == Kind.BARRIER)[row], micro, 0)
+    micro = np.where(np.isin(table.kind, WITHOUT_MICRO_BATCH)[row], 0, micro)
     ends = np.cumsum([0] + [steps * len(b) for _, b, _ in lists])
     return Entries(table, row, micro, np.repeat(step, length), phase, begin[ends])
 
