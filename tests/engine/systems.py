@@ -144,7 +144,7 @@ def _orders() -> list[Case]:
         for model in ("residual", "tied")
         for key, schedule, choices in orders
     ]
-    found = {"schedule": "lockstep", "micro": 4}
+    found = {"schedule": "lockstep", "micro": 3}
     bites, one_cycle = {"clip_norm": 0.05}, {"schedule": "onecycle"}
     v_shape = {"pp": 2, "chunks": 2, "stages": (1, 2, 4), "micro": 3, "schedule": "zb-v"}
     return [

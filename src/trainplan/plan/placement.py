@@ -21,7 +21,7 @@ import math
 Placement = tuple[tuple[tuple[int, ...], ...], ...]  # pipeline → stage → ranks (more than one: tensor parallelism)
 Lines = tuple[tuple[int, ...], ...]  # line → stage → place among the ranks of one replica
 
-ANY_TABLE = ("naive", "gpipe", "1f1b", "1f1b-early", "zb-h1", "zb-h2")
+ANY_TABLE = ("naive", "gpipe", "lockstep", "1f1b", "1f1b-early", "zb-h1", "zb-h2")
 
 
 def lines(

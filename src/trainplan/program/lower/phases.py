@@ -66,12 +66,13 @@ class Phases:
 
 
 def phases_of(layout: Layout) -> Phases:
-    return Phases(layout.plan.pp, layout.plan.micro)
+    return Phases(layout.plan.depth, layout.plan.micro)
 
 
-def apart_from(layout: Layout, stage: int) -> tuple[Row, ...]:
-    """What a stage does apart from its passes."""
-    return (*messages(layout, stage, 0), Row(Kind.BARRIER, stage, 0))
+def apart_from(layout: Layout, stages: Sequence[int]) -> tuple[Row, ...]:
+    """What a rank with these stages does apart from their passes."""
+    rows = [row for stage in stages for row in messages(layout, stage, 0)]
+    return (*rows, Row(Kind.BARRIER, stages[0], 0))
 
 
 def in_phases(layout: Layout, order: Order, body: Ints, apart: Sequence[tuple[Row, int]]) -> tuple[Ints, Ints]:

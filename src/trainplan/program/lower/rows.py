@@ -89,7 +89,8 @@ def entries(layout: Layout, steps: int) -> Entries:
             after = bodies.add(tail(layout, held), replica, rank)
             body, of = base[order[:, 2], order[:, 1]] + variant, order[:, 3]
             if layout.in_phases:
-                apart = [(row, bodies.add((row,), replica, rank)) for row in apart_from(layout, int(order[0, 2]))]
+                own = apart_from(layout, [holding.stage for holding in held])
+                apart = [(row, bodies.add((row,), replica, rank)) for row in own]
                 body, of = in_phases(layout, order, body, apart)
             body = np.concatenate([[before], body, [after]])
             lists.append((rank, body, np.concatenate([[0], of, [0]])))

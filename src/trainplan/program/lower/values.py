@@ -97,7 +97,8 @@ def _barriers(ledger: Ledger, found: Found, homes: Ints) -> None:
         ends(found.ops(Kind.F, layout.stages), homes, phases.forward(every, micro))
         ends(found.backward(layout.stages, final=True), homes, phases.backward(every, micro))
     if not layout.backend.receives_wait:
-        there, back = layout.edges, [e for e in layout.edges if e.gradients]
+        there = [e for e in layout.edges if layout.is_message(e, 0)]
+        back = [e for e in there if e.gradients]
         source, target = [e.source for e in there], [e.target for e in there]
         phase = phases.activation(np.array(target)[:, None], micro)
         ends(found.ops(Kind.RECV_F, target, source), homes[target], phase)
