@@ -105,6 +105,20 @@ def test_equations_refuse_what_they_do_not_hold_for(ask, why: str) -> None:
 
 # -- the program --------------------------------------------------------------------------------------------------
 
+# Two workers, two micro-batches: who does what in which phase.
+LISTS = [
+    "F0 | SEND_F0 | F1 | SEND_F1 | | | RECV_B1 | B1 | RECV_B0 | B0 | STEP",
+    "| RECV_F0 | F0 | RECV_F1 | F1 | B1 | SEND_B1 | B0 | SEND_B0 | | STEP",
+]
+
+
+def test_lists_of_torchgpipe_as_found() -> None:
+    names = [[name.lstrip("0123456789") for name in program(2, 2).rank_list(rank)] for rank in (0, 1)]
+    assert [" ".join("|" if "BARRIER" in name else name for name in own) for own in names] == LISTS
+    numbers = [f"0BARRIER.{number}" if number else "0BARRIER" for number in range(10)]
+    assert [name for name in program(2, 2).rank_list(1) if "BARRIER" in name] == numbers
+
+
 # workers, micro-batches, forward, backward, links → seconds; the same where messages overlap with compute.
 LOCKSTEP = [
     (4, 8, 1, 2, (0.5, 0.5, 0.5), 43, 36),
