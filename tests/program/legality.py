@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -41,3 +41,21 @@ def rejected(program: Program, rule: str, marked: str, why: str, also: Collectio
     said, grid = str(caught.value).split("\n  rank ", 1)
     assert f"\n  {rule}: " in said
     assert f"»{marked}«" in grid
+
+
+Row = tuple[Callable[[], Program] | str, ...]
+
+
+def rejecting(*rows: Row) -> Callable[..., None]:
+    """A test of broken programs.
+
+    A row: what makes the program, the rule that it breaks, an operation that is marked, what is said of it, and other
+    rules that the break itself entails.
+    """
+
+    @pytest.mark.parametrize("row", rows, ids=lambda row: row[0].__name__)
+    def test(row: Row) -> None:
+        make, rule, marked, why, *also = row
+        rejected(make(), rule, marked, why, also)  # type: ignore[operator]
+
+    return test

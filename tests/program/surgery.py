@@ -49,11 +49,25 @@ def move(program: Program, rank: int, name: str, before: str) -> Program:
     return relist(program, rank, edit)
 
 
+def swap(program: Program, rank: int, name: str, other: str) -> Program:
+    """Two operations of a rank's list, each in the place of the other."""
+    pair = find(program, name), find(program, other)
+    swapped = dict(zip(pair, reversed(pair), strict=True))
+    return relist(program, rank, lambda row: [swapped.get(op, op) for op in row])
+
+
 def reread(program: Program, op: int, edit: Callable[[list[int]], Sequence[int]]) -> Program:
     """Other values that an operation reads."""
     rows = [program.reads.row(i).tolist() for i in range(len(program))]
     rows[op] = list(edit(rows[op]))
     return replace(program, reads=Ragged.of(rows))
+
+
+def forget(program: Program, name: str) -> Program:
+    """An operation that waits for nothing and frees nothing, so that it may stand anywhere."""
+    op = find(program, name)
+    ends = np.where(program.value_end == op, -1, program.value_end)
+    return replace(reread(program, op, lambda row: []), value_end=ends)
 
 
 def values_between(program: Program, maker: str, reader: str) -> list[int]:

@@ -1,8 +1,6 @@
 """`check` finds values that are read too early, too late or in the wrong place."""
 
-import pytest
-
-from tests.program.legality import PROFILE, rejected, two_stages
+from tests.program.legality import PROFILE, rejecting, two_stages
 from tests.program.surgery import change, find, move, reread, values_between
 from trainplan.plan.plan import plan
 from trainplan.program.builder import Builder
@@ -56,23 +54,12 @@ def recomputed_too_late() -> Program:
     return move(program, 0, "0B0.1", before="0R0.1")
 
 
-BROKEN = [
-    # program, the rule that it breaks, an operation that is marked, and what is said of it
-    (backward_before_forward, "alive", "0B0", "reads what 0F0 makes only later"),
+test_rejects = rejecting(
+    (backward_before_forward, "alive", "0B0", "reads what 0F0 makes only later", "ends"),
     (read_after_free, "alive", "0B0", "reads what 0F1 has freed already"),
     (freed_before_made, "alive", "0F0", "frees what 0F1 makes only later"),
     (read_on_another_rank, "alive", "1F0", "reads a value of rank 0, where it does not run"),
     (made_on_another_rank, "alive", "0F0", "makes a value of rank 1, not of its own"),
     (freed_by_another_rank, "alive", "1STEP", "frees a value of rank 0, not of its own"),
-    (recomputed_too_late, "alive", "0B0.1", "reads what 0R0.1 makes only later"),
-]
-# What the break itself entails beyond the rule that it is about.
-ALSO = {
-    "backward_before_forward": {"ends"},
-    "recomputed_too_late": {"ends"},
-}
-
-
-@pytest.mark.parametrize(("broken", "rule", "marked", "why"), BROKEN, ids=[row[0].__name__ for row in BROKEN])
-def test_rejects(broken, rule, marked, why) -> None:
-    rejected(broken(), rule, marked, why, ALSO.get(broken.__name__, ()))
+    (recomputed_too_late, "alive", "0B0.1", "reads what 0R0.1 makes only later", "ends"),
+)

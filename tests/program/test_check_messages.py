@@ -1,9 +1,7 @@
 """`check` finds messages that are lost, doubled, swapped or of the wrong size."""
 
-import pytest
-
 from synthetic import chain
-from tests.program.legality import rejected, two_stages
+from tests.program.legality import rejecting, two_stages
 from tests.program.surgery import change, find, reread, values_between, without
 from trainplan.plan.plan import plan
 from trainplan.program.builder import Builder
@@ -72,25 +70,15 @@ def in_flight_without_a_message() -> Program:
     return change(program, "value_rank", value, -1)
 
 
-BROKEN = [
-    # program, the rule that it breaks, an operation that is marked, and what is said of it
+test_rejects = rejecting(
     (receive_dropped, "matched", "0SEND_F1", "received 0 times, not once"),
     (send_dropped, "matched", "0RECV_B0", "receives what nobody sends"),
     (sizes_differ, "matched", "1RECV_F0", "expects 11 bytes, 0SEND_F0 sends 10"),
     (to_the_wrong_rank, "matched", "1RECV_F0", "on rank 1 receives what 0SEND_F0 on rank 0 sends to rank 2"),
     (micro_batches_crossed, "matched", "1RECV_F1", "receives what 0SEND_F0"),
-    (steps_crossed, "matched", "1RECV_F0", "receives what 0SEND_F0@1"),
+    (steps_crossed, "matched", "1RECV_F0", "receives what 0SEND_F0@1", "ends"),
     (received_twice, "matched", "1RECV_F1", "receives 2 messages, not one"),
     (gradient_received_as_activation, "matched", "1RECV_B0>0", "receives what 0SEND_F0"),
     (message_from_nowhere, "matched", "1RECV_F0", "receives what nobody sends"),
     (in_flight_without_a_message, "matched", "0F0", "what 0F0 makes is on no rank, but no message"),
-]
-# What the break itself entails beyond the rule that it is about.
-ALSO = {
-    "steps_crossed": {"ends"},
-}
-
-
-@pytest.mark.parametrize(("broken", "rule", "marked", "why"), BROKEN, ids=[row[0].__name__ for row in BROKEN])
-def test_rejects(broken, rule, marked, why) -> None:
-    rejected(broken(), rule, marked, why, ALSO.get(broken.__name__, ()))
+)

@@ -1,9 +1,7 @@
 """`check` finds programs that may wait for ever."""
 
-import pytest
-
 from synthetic import chain
-from tests.program.legality import lockstep, rejected, replicas, two_stages
+from tests.program.legality import lockstep, rejected, rejecting, replicas, two_stages
 from tests.program.surgery import find, move, relist
 from trainplan.plan.plan import plan
 from trainplan.program.builder import Builder
@@ -65,20 +63,14 @@ def message_over_a_barrier() -> Program:
     return move(move(lockstep(), 1, "1RECV_F1", before="1F1"), 1, "0BARRIER.3", before="1RECV_F1")
 
 
-BROKEN = [
-    # program, the rule that it breaks, an operation that is marked, and what is said of it
+test_rejects = rejecting(
     (waits_before_it_sends, "ends", "0RECV_B0", "rank 0 waits at 0RECV_B0 for 1SEND_B0 of rank 1, which waits at"),
     (opposite_orders, "ends", "0REDUCE_GRAD", "rank 0 waits for ever at 0REDUCE_GRAD"),
     (both_receive_first, "ends", "0RECV_B0", "rank 0 waits at 0RECV_B0 for 1SEND_B0 of rank 1"),
     (barriers_in_opposite_orders, "ends", "0BARRIER.9", "rank 1 waits for ever at 0BARRIER.9"),
     (message_over_a_barrier, "apart", "1RECV_F1", "0SEND_F1 after 3 barriers, 1RECV_F1 after 4 barriers"),
     (three_in_a_circle, "ends", "0RECV_F0>2", "rank 0 waits at 0RECV_F0>2 for 2SEND_F0>0 of rank 2"),
-]
-
-
-@pytest.mark.parametrize(("broken", "rule", "marked", "why"), BROKEN, ids=[row[0].__name__ for row in BROKEN])
-def test_rejects(broken, rule, marked, why) -> None:
-    rejected(broken(), rule, marked, why)
+)
 
 
 # -- collectives of different groups ------------------------------------------------------------------------------
