@@ -38,7 +38,9 @@ def test_every_order_is_written_and_given_back(folder) -> None:
         line = f"schedule={schedule} {size} micro=8 bucket=1MiB"
         said = call("timeline", "model.json", "--plan", line, *THERE, "--csv", "mine.csv", "--width", 60)
         assert "schedule=mine.csv" in said
-        wanted, found = predicted(line), predicted(f"schedule=mine.csv {size.split()[1]} bucket=1MiB")
+        # A file says what is computed, and not that everybody waits for everybody after each of it.
+        wanted = predicted(line.replace("lockstep", "gpipe"))
+        found = predicted(f"schedule=mine.csv {size.split()[1]} bucket=1MiB")
         assert found.step_s == wanted.step_s, schedule
         assert found.peak_bytes == wanted.peak_bytes, schedule
         assert from_json(to_json(found.plan)) == found.plan
