@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from trainplan.plan.plan import plan
-from trainplan.plan.rules import CHUNKED
+from trainplan.plan.rules import CHUNKED, SLICED
 from trainplan.predict.clock import play
 from trainplan.profile.machine import describe
 from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
@@ -34,6 +34,7 @@ STAGES, MICRO_BATCHES = 64, 512
 MOST_SECONDS, LEAST_RATE = 0.15, 10e6
 PARTS = ("lower", "wire", "check", "play")
 WARM_UP = 2
+SLICES = (4, 4, 3, 3, 2, 2, 2, 2)  # tokens of each, where sequences are cut
 
 
 def profile(blocks: int) -> Profile:
@@ -41,9 +42,10 @@ def profile(blocks: int) -> Profile:
     none = (0.0,)
     block = Block("block", 1e9, (1e-3,), (2e-3,), 0.0, 0.0, none, none, 0.0, (1e6,), none, none)
     return Profile(
-        "benchmark", "sample", 0, MICRO_BATCHES, MICRO_BATCHES, "cpu", "estimated", False, "fp32", "sgd", 0.0, (1,),
-        (block,) * blocks, tuple(Crossing(f"h{i}", i, (i + 1,), 1e5) for i in range(blocks - 1)),
+        "benchmark", "sample", sum(SLICES), MICRO_BATCHES, MICRO_BATCHES, "cpu", "estimated", False, "fp32", "sgd", 0.0,
+        (1,), (block,) * blocks, tuple(Crossing(f"h{i}", i, (i + 1,), 1e5) for i in range(blocks - 1)),
         tuple(Parameter(f"w{i}", (i,), 1000, 4000) for i in reversed(range(blocks))), 0.0, Provenance("", ""),
+        whole_sequences=None,
     )  # fmt: skip
 
 
@@ -53,8 +55,10 @@ def measure(schedule: str, rounds: int) -> tuple[dict[str, float], int, int]:
     model = profile(STAGES)
     cuts = tuple(range(1, STAGES))
     chunks = 2 if schedule in CHUNKED else 1
+    slices = SLICES if schedule == SLICED else ()
+    micro = MICRO_BATCHES // max(1, len(slices))  # slices of fewer micro-batches: as many passes as elsewhere
     choices = plan(
-        pp=STAGES // chunks, micro=MICRO_BATCHES, schedule=schedule, chunks=chunks, stages=cuts, blocks=STAGES
+        pp=STAGES // chunks, micro=micro, schedule=schedule, chunks=chunks, stages=cuts, blocks=STAGES, slices=slices
     )
     found = []
     for _ in range(rounds + WARM_UP):

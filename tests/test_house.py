@@ -13,7 +13,7 @@ import pytest
 from synthetic import chain
 from trainplan.engine.handlers import HANDLERS
 from trainplan.plan.plan import WORDS, plan
-from trainplan.plan.rules import CHUNKED, SPLIT_BACKWARD
+from trainplan.plan.rules import CHUNKED, SLICED, SPLIT_BACKWARD
 from trainplan.predict.cost import RULES
 from trainplan.program.lower import lower
 from trainplan.program.ops import RECEIVES, SPECS, Kind
@@ -120,15 +120,18 @@ NOT_LOWERED_YET = {Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W}
 
 def lowered_kinds() -> set[Kind]:
     """The kinds that plans become today: every word of every choice, on a model that has everything."""
-    profile = chain(4, skips=((0, 3),), tied=((0, 3),), clip_norm=1.0, mean_over="tokens")
+    profile = chain(
+        4, skips=((0, 3),), tied=((0, 3),), clip_norm=1.0, mean_over="tokens", tokens_per_sample=3,
+        whole_sequences=None,
+    )  # fmt: skip
     found: set[Kind] = set()
     for schedule in SCHEDULES:
         chunks = 2 if schedule in CHUNKED else 1
-        for recompute in ("none",) if schedule in SPLIT_BACKWARD else WORDS["recompute"]:
+        for recompute in ("none",) if schedule in (*SPLIT_BACKWARD, SLICED) else WORDS["recompute"]:
             for dp in (1, 2):
                 choices = plan(
                     dp=dp, pp=2, micro=3, schedule=schedule, chunks=chunks, stages=(1, 2, 3)[: 2 * chunks - 1],
-                    blocks=4, recompute=recompute,
+                    blocks=4, recompute=recompute, slices=(2, 1) if schedule == SLICED else (),
                 )  # fmt: skip
                 found |= {Kind(int(kind)) for kind in lower(choices, profile, 8).kind}
     return found

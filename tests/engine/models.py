@@ -10,6 +10,7 @@ from torch.optim import lr_scheduler
 
 from trainplan.workload.batch import each_tensor
 from trainplan.workload.workload import Batch, Loss, Workload
+from trainplan.workload.zoo.gpt import GPT
 
 
 class Residual(nn.Module):
@@ -86,6 +87,24 @@ def _tokens(samples: int, seed: int) -> Batch:
     return Batch(samples, (tokens,), {}, targets)
 
 
+LENGTH = 8  # tokens of a sequence
+
+
+def _gpt() -> nn.Module:
+    """Causal attention, a tied embedding, and dropout everywhere."""
+    return GPT(layers=3, hidden=8, heads=2, seq=LENGTH, vocab=11, mlp=12, dropout=0.2).double()
+
+
+def _sequences(samples: int, seed: int) -> Batch:
+    """Some targets do not count, and in some slices of some sequences none."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens, targets = torch.randint(0, 11, (2, samples, LENGTH), generator=generator)
+    targets[torch.rand(samples, LENGTH, generator=generator) < 0.3] = -100
+    targets[:, 3:5] = -100
+    targets[:, 0] = 1
+    return Batch(samples, (tokens,), {}, targets)
+
+
 def _vectors(samples: int, seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(samples, 5, generator=generator, dtype=torch.float64)
@@ -154,6 +173,10 @@ def workload(name: str, optimizer: str = "sgd", *, schedule: str = "", single: b
         "tied": Workload(
             "tied", lambda: Tied().double(), _tokens, Loss(_token_loss, _count_tokens, "tokens"), OPTIMIZERS[optimizer],
             8, 80,
+        ),
+        "gpt": Workload(
+            "gpt", _gpt, _sequences, Loss(_token_loss, _count_tokens, "tokens"), OPTIMIZERS[optimizer], 8, 80,
+            tokens_per_sample=LENGTH,
         ),
         "idle": Workload(
             "idle", lambda: Idle().double(), _vectors, Loss(F.mse_loss, _count_samples), OPTIMIZERS[optimizer], 8, 80

@@ -4,20 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synthetic import chain
 from tests.program.strategies import cases, examples
 from trainplan.errors import PlanError
 from trainplan.plan.placement import lines, placement
 from trainplan.plan.plan import Plan, plan
-from trainplan.plan.rules import check, micro_batches, split
+from trainplan.plan.rules import check, check_model, micro_batches, split
 
 PIPELINE = {"pp": 3, "micro": 4, "schedule": "gpipe", "blocks": 8}
 TABLE = {"pp": 2, "micro": 4, "schedule": "1f1b", "blocks": 8, "stages": (1, 2, 3)}
 LOOP = {"schedule": "interleaved", "chunks": 2}
+SLICES = {"pp": 2, "stages": (1,), "blocks": 2, "schedule": "terapipe", "slices": (4, 2)}
 OPEN_STAGES, OPEN_PLACEMENT = "leaving stages open", "leaving the placement out"
 
 # The plan and where it is asked for; why not; and what would work.
 ILLEGAL = [
-    ({"schedule": "gpip"}, {}, "chimera-doubled, not gpip", "schedule=gpipe"),
+    ({"schedule": "gpip"}, {}, "terapipe, not gpip", "schedule=gpipe"),
     ({"recompute": "some"}, {}, "recompute is one of none, full, not some", "recompute="),
     ({"precision": "fp8"}, {}, "precision is one of fp32, not fp8", "precision=fp32"),
     ({"dp": 0, "placement": ((),)}, {}, "dp counts from 1, and is 0", "dp=1"),
@@ -67,6 +69,10 @@ ILLEGAL = [
     ({"dp": 4}, {"batch": 3}, "a batch of 3 samples cannot be split over 4 replica(s) × 1 micro", "--batch 4"),
     ({"dp": 2, "micro": 4}, {"batch": 6}, "6 samples cannot be split over 2 replica(s) × 4", "micro=3"),
     ({"dp": 4, "micro": 2}, {"batch": 3}, "a batch of 3 samples cannot be split", "--batch 8"),
+    ({**SLICES, "schedule": "gpipe"}, {}, "gpipe takes sequences whole", "schedule=terapipe"),
+    ({**SLICES, "slices": ()}, {}, "two slices or more, of at least one token, not ()", "slices=4"),
+    ({**SLICES, "slices": (4, 0)}, {}, "of at least one token, not (4, 0)", "slices=4"),
+    ({**SLICES, "recompute": "full"}, {}, "later slices have read the first ones", "recompute=none"),
     ({}, {"batch": 0}, "a batch has at least one sample", "--batch 32"),
 ]
 
@@ -79,6 +85,22 @@ def test_illegal_plans(fields: dict, where: dict, why: str, instead: str) -> Non
     assert why in caught.value.why
     assert instead in caught.value.instead
     assert str(caught.value).endswith(f"Try {caught.value.instead}.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why", "instead"),
+    [
+        ({"tokens_per_sample": 8, "whole_sequences": None}, "sum to 6 tokens, and a sequence has 8", "slices=4,4"),
+        ({"tokens_per_sample": 1, "whole_sequences": None}, "sum to 6 tokens, and a sequence has 1", "slices=1"),
+        ({"tokens_per_sample": 6}, "nothing is known of what it does with the tokens", "1f1b or gpipe"),
+        ({"tokens_per_sample": 6, "whole_sequences": "a pool over the tokens"}, "a pool over the tokens", "1f1b"),
+    ],
+)
+def test_slices_must_be_those_of_the_model(fields: dict, why: str, instead: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        check_model(plan(**SLICES), chain(2, **fields))
+    assert why in caught.value.why
+    assert instead in caught.value.instead
 
 
 @examples(100)

@@ -78,8 +78,8 @@ def test_lines_that_people_type() -> None:
     assert parse("") == Request()
     assert text(Request()) == ""
     assert open_fields(parse("dp=2")) == (
-        "pp", "micro", "schedule", "chunks", "pairs", "stages", "recompute", "exchange", "bucket", "updates",
-        "precision", "overlap",
+        "pp", "micro", "schedule", "chunks", "pairs", "slices", "stages", "recompute", "exchange", "bucket",
+        "updates", "precision", "overlap",
     )  # fmt: skip
     assert text(plan()) == "single"
     assert title(plan(dp=4)) == "dp=4"

@@ -13,12 +13,15 @@ from trainplan.program.schedules.given import read_csv, write_csv
 
 
 def words(order: Order, stages: bool = True) -> str:
-    return " ".join(f"{s if stages else ''}{Kind(int(k)).name}{m}" for k, _, s, m, _ in order.tolist())
+    rows = [(*row[:4], f"/{row[4]}" if row[4] else "") for row in order.tolist()]
+    return " ".join(f"{s if stages else ''}{Kind(int(k)).name}{m}{part}" for k, _, s, m, part in rows)
 
 
 # Rank by rank, as they are drawn; where every rank has one stage, it is left out.
 LISTS = {
     ("gpipe", Size(4, 4)): ["F0 F1 F2 F3 B3 B2 B1 B0"] * 4,
+    ("terapipe", Size(3, 1, slices=3)): ["F0 F0/1 F0/2 B0/2 B0/1 B0"] * 3,
+    ("terapipe", Size(2, 2, slices=2)): ["F0 F0/1 F1 F1/1 B1/1 B1 B0/1 B0"] * 2,
     ("1f1b", Size(4, 8)): [
         "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7",
         "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7",

@@ -245,6 +245,22 @@ def test_terapipe():
             assert least <= slices(seconds, stages, epsilon, batch).value <= least + (stages - 1) * epsilon
 
 
+def test_terapipe_just_so_many_slices():
+    dice = random.Random(6)
+    for _ in range(COUNT):
+        units, stages = dice.randint(1, 8), dice.randint(1, 4)
+        count = dice.randint(1, units)
+        seconds = np.array([[dice.randint(1, 20) for _ in range(units)] for _ in range(units)])
+
+        def value(lengths, seconds=seconds, stages=stages):
+            times = [seconds[l - 1][sum(lengths[:k])] for k, l in enumerate(lengths)]
+            return sum(times) + (stages - 1) * max(times)
+
+        found = slices(seconds, stages, count=count)
+        assert len(found.slices[0]) == count
+        assert found.value == value(found.slices[0]) == min(map(value, compositions(units, count)))
+
+
 @pytest.mark.system("gpipe", "S")
 def test_torchgpipe_corrected_keeps_the_promise():
     """No empty stage, and no two stages differ by more than the costliest block."""

@@ -76,7 +76,7 @@ def recompute(run: Runner, op: Instruction) -> None:
     with torch.enable_grad():
         stage.run_block(op.unit, env, batch)
         ends = op.unit == len(stage.captured.blocks) - 1
-        loss = weighted_loss(run, op.micro, stage.output(env)) if ends else None
+        loss = weighted_loss(run, op, stage.output(env)) if ends else None
     current.graph = Graph(leaves, {name: env[name] for name in block.makes}, loss, buffers)
 
 

@@ -23,6 +23,7 @@ from trainplan.engine.observed import Observed
 from trainplan.engine.runner import Held, Runner
 from trainplan.engine.transport import Pending, Works
 from trainplan.errors import RunError
+from trainplan.profile.capture.sliced import Carry, carrying
 from trainplan.program.ops import SENDS, Kind
 
 Handler = Callable[[Runner, Instruction, int], int | None]
@@ -35,6 +36,7 @@ class Pass:
     leaves: dict[str, Tensor]  # crossings that came in
     made: dict[str, Tensor]  # crossings that go out, with their graph
     loss: Tensor | None
+    carry: Carry | None = None  # of a slice of the sequences: keys and values that later slices read
 
 
 def _forward(run: Runner, op: Instruction, place: int) -> None:
@@ -44,11 +46,12 @@ def _forward(run: Runner, op: Instruction, place: int) -> None:
     state, held = run.current, run.part.held[op.stage]
     batch = state.parts[op.micro]
     leaves = arrived(run, op)
-    synced = op.micro == _last_micro(run, op.stage)
-    with nullcontext() if synced else held.no_sync():
-        made, output = held.module(leaves, batch, run.seeder(op.micro))
-    loss = weighted_loss(run, op.micro, output) if held.is_last else None
-    state.values[op.saved[0]] = Pass(leaves, made, loss)
+    part = run.part_of(op)
+    carry = Carry([state.values[value].carry for value in op.held]) if part else None
+    with nullcontext() if _completes(run, op) else held.no_sync(), carrying(carry) if carry else nullcontext():
+        made, output = held.module(leaves, batch, run.seeder(op.micro), part)
+    loss = weighted_loss(run, op, output) if held.is_last else None
+    state.values[op.saved[0]] = Pass(leaves, made, loss, carry)
     hand_out(run, op, made)
 
 
@@ -62,13 +65,14 @@ def arrived(run: Runner, op: Instruction) -> dict[str, Tensor]:
     return found
 
 
-def weighted_loss(run: Runner, micro: int, output: Any) -> Tensor:
-    """The loss of a micro-batch times its share in the mean of the whole batch."""
-    state = run.current
-    if state.weights[micro] == 0:
+def weighted_loss(run: Runner, op: Instruction, output: Any) -> Tensor:
+    """The loss of a micro-batch (or of a slice of it) times its share in the mean of the whole batch."""
+    state, part = run.current, run.part_of(op)
+    weight, targets = state.weights[run.piece(op)], state.parts[op.micro].targets
+    if weight == 0:
         loss = _nothing_counts(output)
     else:
-        loss = run.part.loss.function(output, state.parts[micro].targets) * state.weights[micro]
+        loss = run.part.loss.function(output, part.targets(targets) if part else targets) * weight
     value = loss.detach()
     state.loss = value if state.loss is None else state.loss + value
     return loss
@@ -117,7 +121,7 @@ def _backward(run: Runner, op: Instruction, place: int) -> int | None:
     done: Pass = run.current.values[op.held[0]]
     roots, seeds = roots_of(run, op, done)
     pieces = _pieces(run, place)
-    last = op.micro == _last_micro(run, op.stage)
+    last = _completes(run, op)
     if isinstance(held.module, Observed) and last and len(pieces) == 1:
         raise AssertionError("DDP would exchange gradients, and the program has no exchange: they disagree")
     if len(pieces) > 1:
@@ -138,6 +142,9 @@ def roots_of(run: Runner, op: Instruction, done: Pass) -> tuple[list[Tensor], li
         if done.made[name].requires_grad:
             roots.append(done.made[name])
             seeds.append(gradient)
+    if done.carry is not None:
+        carried, gathered = done.carry.roots()
+        return [*roots, *carried], [*seeds, *gathered]
     return roots, seeds
 
 
@@ -146,7 +153,7 @@ def _pieces(run: Runner, place: int) -> list[Instruction]:
     first = run.list[place]
     found = [first]
     for following in run.list[place + 1 :] if run.part.layout.buckets[first.stage] else ():
-        same = following.kind is Kind.B and following.micro == first.micro
+        same = following.kind is Kind.B and (following.micro, following.slice) == (first.micro, first.slice)
         exchange = following.kind is Kind.REDUCE_GRAD and following.unit < len(run.part.layout.buckets[first.stage])
         if following.stage != first.stage or not (same or exchange):
             break
@@ -288,8 +295,10 @@ def _count(run: Runner, op: Instruction, place: int) -> None:
     """Sum the number that the loss's mean is over; the weights were counts until now."""
     state = run.current
     # Each copy of the last stage counts what it sees itself.
-    own = {i.micro for i in run.list if i.kind is Kind.F and i.stage == op.stage}
-    total = torch.tensor([sum(state.weights[micro] for micro in own)], dtype=torch.float64, device=run.part.device)
+    forwards = [i for i in run.list if i.kind is Kind.F and i.stage == op.stage]
+    # Slices whose model returns their share of a mean have the count of their whole micro-batch each.
+    own = {run.piece(i) for i in forwards if not i.slice or not run.part.slices[i.slice].tokens.mean}
+    total = torch.tensor([sum(state.weights[piece] for piece in own)], dtype=torch.float64, device=run.part.device)
     exchange(run, op, total).wait()
     whole = float(total)
     if not whole:
@@ -352,9 +361,10 @@ def _clip(run: Runner, held: Held, limit: float) -> None:
                 parameter.grad.mul_(scale)
 
 
-def _last_micro(run: Runner, stage: int) -> int:
-    """The micro-batch whose backward pass completes the gradients of a stage."""
-    return next(i.micro for i in reversed(run.list) if i.kind in (Kind.B, Kind.W) and i.stage == stage)
+def _completes(run: Runner, op: Instruction) -> bool:
+    """Whether the backward pass of what an operation is about completes the gradients of its stage."""
+    last = next(i for i in reversed(run.list) if i.kind in (Kind.B, Kind.W) and i.stage == op.stage)
+    return run.piece(op) == run.piece(last)
 
 
 def _input_backward(run: Runner, op: Instruction, place: int) -> None:

@@ -25,6 +25,7 @@ class Instruction:
     stage: int
     unit: int
     micro: int
+    slice: int  # of the micro-batch's sequences
     peer: int  # rank at the other end of a message
     peer_stage: int
     group: int
@@ -91,8 +92,9 @@ def _instruction(
     compute = kind in _COMPUTE
     return Instruction(
         op=op, kind=kind, stage=int(program.stage[op]), unit=int(program.unit[op]),
-        micro=int(program.micro_batch[op]), peer=int(program.peer[op]), peer_stage=int(program.peer_stage[op]),
-        group=int(program.group[op]), waits=bool(program.waits[op]), reads=tuple(reads),
+        micro=int(program.micro_batch[op]), slice=int(program.slice[op]), peer=int(program.peer[op]),
+        peer_stage=int(program.peer_stage[op]), group=int(program.group[op]), waits=bool(program.waits[op]),
+        reads=tuple(reads),
         frees=tuple(int(v) for v in program.frees.row(op) if program.value_rank[v] in (rank, -1)),
         sent_by=next((int(program.value_maker[v]) for v in reads if kind in RECEIVES), -1),
         made=() if compute else tuple(v for v in here if program.value_kind[v] in _READ),

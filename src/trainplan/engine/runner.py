@@ -7,7 +7,7 @@ nothing; everything that could be decided is in the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from trainplan.engine.reducer import Reducer
 from trainplan.engine.seeds import seed_of
 from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending
 from trainplan.errors import RunError
+from trainplan.profile.capture.sliced import Slice
 from trainplan.profile.capture.stage import Stage
 from trainplan.program.lower.backend import RECEIVES_AHEAD
 from trainplan.program.lower.layout import Layout
@@ -67,6 +68,7 @@ class Part:
     groups: list[dist.ProcessGroup | None]  # of the program
     seed: int
     device: torch.device
+    slices: Sequence[Slice] = ()  # of every sequence; none: sequences are whole
     # Of weights that several stages hold: by unit of their exchange, the parameters of every copy on this rank.
     tied: dict[int, list[list[nn.Parameter]]] = field(default_factory=dict)
 
@@ -82,7 +84,7 @@ class StepState:
 
     number: int
     parts: list[Batch]  # micro-batches of this replica
-    weights: list[float]  # share of each in the whole batch's mean
+    weights: list[float]  # share of each (or of each of their slices) in the whole batch's mean
     values: dict[int, Any] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)  # value → what must be waited for before it is read
     passes: dict[tuple[int, int], Any] = field(default_factory=dict)  # (stage, micro-batch) → a pass on its way back
@@ -114,7 +116,7 @@ class Runner:
     # -- one step -------------------------------------------------------------------------------------------------
 
     def step(self, number: int, parts: list[Batch], weights: list[float]) -> StepState:
-        """Run the list once. `weights`: of each micro-batch in the mean of the whole batch."""
+        """Run the list once. `weights`: of each micro-batch (or slice of one) in the mean of the whole batch."""
         state = self.state = StepState(number, parts, weights)
         self.recorder.begin(number)
         self._posted = 0
@@ -177,8 +179,10 @@ class Runner:
             samples = self.current.parts[instruction.micro].samples
             forms: list[Form] = []
             for number in numbers:
-                shape = self.shapes[self.names[number]]
-                forms.append((shape.at(samples), shape.dtype))
+                name = self.names[number]
+                shape, part = self.shapes[name], self.part_of(instruction)
+                sizes = shape.at(samples)
+                forms.append((part.size(sizes, part.tokens.named(name)) if part else sizes, shape.dtype))
             message = self.part.transport.receive(forms, instruction.peer, self.tag(instruction))
             if self.recorder.on and instruction.waits:
                 self._arrivals = self._arrivals or Arrivals(RECEIVES_AHEAD)
@@ -222,7 +226,7 @@ class Runner:
         edge = list(self.edges).index((source, target))
         backward = int(instruction.kind in (Kind.SEND_B, Kind.RECV_B))
         widest = max(len(e.crossings) for e in self.edges.values())
-        return ((edge * self.part.layout.plan.micro + instruction.micro) * 2 + backward) * widest
+        return ((edge * self.part.layout.plan.pieces + self.piece(instruction)) * 2 + backward) * widest
 
     # -- for handlers -----------------------------------------------------------------------------------------------
 
@@ -230,6 +234,14 @@ class Runner:
     def current(self) -> StepState:
         assert self.state is not None  # handlers run within a step
         return self.state
+
+    def piece(self, instruction: Instruction) -> int:
+        """Which of all that goes through at once it is about: a micro-batch, or a slice of one."""
+        return instruction.micro * max(1, len(self.part.slices)) + instruction.slice
+
+    def part_of(self, instruction: Instruction) -> Slice | None:
+        """The slice of the sequences that an instruction is about; None: sequences are whole."""
+        return self.part.slices[instruction.slice] if self.part.slices else None
 
     def seeder(self, micro: int) -> Callable[[int], None]:
         """Seeds the generator before a block that draws random numbers."""

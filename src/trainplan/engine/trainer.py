@@ -28,16 +28,19 @@ from trainplan.engine.recorder import Recorder, now
 from trainplan.engine.reducer import Reducer
 from trainplan.engine.runner import Held, Part, Runner
 from trainplan.engine.transport import transport
+from trainplan.engine.weights import weights_of
 from trainplan.engine.world import groups_of
 from trainplan.errors import PlanError, RunError
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import check as check_plan
-from trainplan.plan.rules import micro_batches, split
+from trainplan.plan.rules import check_model, micro_batches, split
 from trainplan.plan.text import brief
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
+from trainplan.profile.capture.sliced import Slice, slices_of
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.capture.tensors import values_of
+from trainplan.profile.capture.tokens import tokens_of
 from trainplan.profile.profile import Profile
 from trainplan.profile.structure import structure
 from trainplan.program.check import check
@@ -92,6 +95,7 @@ class Trainer:
             why = f"it was made for {plan.blocks} blocks, and the model has {len(captured.blocks)}"
             raise PlanError(f"plan {brief(plan)!r}", why, "making the plan again")
         self.shape = shape or structure(captured, workload, workload.inputs(2, 0))
+        self.slices = self._sliced(compiled)
         self.replica, numbers = self._place()
         self.stages: dict[int, Stage] = {}  # by number
         for number in numbers:
@@ -122,6 +126,17 @@ class Trainer:
             if name in idle:
                 parameter.requires_grad_(False)
         return stage
+
+    def _sliced(self, compiled: bool) -> list[Slice]:
+        """The slices of every sequence, where the plan has any."""
+        if not self.plan.slices:
+            return []
+        check_model(self.plan, self.shape)
+        if compiled:
+            raise PlanError(f"plan {brief(self.plan)!r}", "compiled blocks take sequences whole", "leaving compile out")
+        example = self.workload.inputs(2, 0)
+        tokens = tokens_of(self.captured, self.workload.tokens_per_sample, self.workload.loss, example)
+        return slices_of(tokens, self.plan.slices)
 
     def _place(self) -> tuple[int, list[int]]:
         """The replica of this rank, and the stages that it holds."""
@@ -161,6 +176,7 @@ class Trainer:
         self._part = Part(
             layout=layout, replica=self.replica, held=held, loss=self.workload.loss,
             transport=transport(self.backend, self.device), groups=groups, seed=self.seed, device=self.device,
+            slices=self.slices,
             tied={unit: _copies(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
         )  # fmt: skip
         return self._part
@@ -230,7 +246,8 @@ class Trainer:
         runner = self._runner(total)
         own = self._own(batch, total, whole is not None)
         parts = split_batch(to_device(own, self.device), micro_batches(self.plan, total)[self.replica])
-        state = runner.step(self.steps_done, parts, self._weights(parts, total))
+        weights = weights_of(parts, total, self.plan, self.workload.loss, self.slices)
+        state = runner.step(self.steps_done, parts, weights)
         self.steps_done += 1
         self._steps_here += 1
         loss = float(state.loss) if state.loss is not None else None
@@ -244,15 +261,6 @@ class Trainer:
                 raise PlanError(f"a part of {batch.samples} samples", why)
             return batch
         return split_batch(batch, sizes)[self.replica] if self.plan.dp > 1 else batch
-
-    def _weights(self, parts: list[Batch], total: int) -> list[float]:
-        """Share of each micro-batch in the mean of the whole batch; counts, where COUNT has to sum them first."""
-        counts = [float(self.workload.loss.count(part)) for part in parts]
-        if not sum(counts) and self.plan.dp == 1:
-            raise RunError("a batch in which nothing counts", "its mean loss is not a number", "leaving it out")
-        if self.workload.loss.mean_over == "samples":
-            return [count / total for count in counts]
-        return counts if self.plan.dp > 1 else [count / sum(counts) for count in counts]
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 

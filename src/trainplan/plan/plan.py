@@ -32,6 +32,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "gems",
         "chimera",
         "chimera-doubled",
+        "terapipe",
     ),
     "updates": ("sync",),
     "recompute": ("none", "full"),
@@ -73,6 +74,8 @@ class Request:
     schedule: str | None = None  # order of work of a pipeline
     chunks: int | None = None  # stages that each rank of a pipeline holds
     pairs: int | None = None  # of pipelines in opposite directions (Chimera)
+    # Tokens of every slice of a sequence (TeraPipe); a number: so many slices, whose sizes are left open.
+    slices: tuple[int, ...] | int | None = None
     stages: tuple[int, ...] | None = None  # explicit cuts: the first block of every stage but the first
     partition: str | None = None  # the solver that chooses them; open: the clock does
     recompute: str | None = None
@@ -110,6 +113,7 @@ class Plan:
     spread: tuple[int, ...] = ()
     order: tuple[str, ...] = ()
     cut_by: str = field(default="", compare=False)  # which solver cut it, by what, and what else it said
+    slices: tuple[int, ...] = ()  # tokens of each; none: sequences stay whole
 
     @property
     def depth(self) -> int:
@@ -125,6 +129,11 @@ class Plan:
     def takes_any_table(self) -> bool:
         """Whether the order of work goes with any placement of stages on ranks."""
         return self.schedule in ANY_TABLE and self.pp > 1 and not self.spread
+
+    @property
+    def pieces(self) -> int:
+        """Micro-batches of a replica, or slices of all of them: what goes through at once."""
+        return self.micro * max(1, len(self.slices))
 
     @property
     def lines(self) -> int:
@@ -179,6 +188,7 @@ def plan(
     pairs: int = 1,
     spread: tuple[int, ...] = (),
     order: tuple[str, ...] = (),
+    slices: tuple[int, ...] = (),
 ) -> Plan:
     """A plan with the usual choices where none is given.
 
@@ -190,7 +200,7 @@ def plan(
     return Plan(
         dp, pp, micro, schedule, tuple(stages), recompute, exchange, bucket, updates, precision, overlap, blocks,
         placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order)), key, chunks, pairs, tuple(spread),
-        tuple(order),
+        tuple(order), slices=tuple(slices),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from trainplan.plan.order import GIVEN, known
 from trainplan.plan.placement import ANY_TABLE
 from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
 from trainplan.plan.text import brief
+from trainplan.profile.profile import Profile
 
 
 def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
@@ -36,6 +37,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
 
 # What some orders of work need beyond several stages.
 CHUNKED = ("looped", "interleaved", "zb-v")  # several stages a rank
+SLICED = "terapipe"  # every sequence in slices of tokens
 SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v")  # backward in two parts
 
 
@@ -87,6 +89,7 @@ def _schedule(plan: Plan, asked: str) -> None:
     if plan.recompute != "none" and splits_backward(plan):
         why = "a backward pass in two parts would recompute everything twice"
         raise PlanError(asked, why, "schedule=1f1b, or recompute=none")
+    _slices(plan, asked)
     if plan.spread:
         if schedule not in ("1f1b", "naive", "gpipe"):
             raise PlanError(asked, f"different numbers of ranks a stage are for 1f1b, not {schedule}", "schedule=1f1b")
@@ -96,6 +99,35 @@ def _schedule(plan: Plan, asked: str) -> None:
     if plan.micro < least:
         why = f"with {plan.micro} micro-batch(es) some copy of a stage has no work"
         raise PlanError(asked, why, f"micro={least}")
+
+
+def _slices(plan: Plan, asked: str) -> None:
+    if plan.slices and plan.schedule != SLICED:
+        why = f"{plan.schedule} takes sequences whole: nothing carries keys and values from slice to slice"
+        raise PlanError(asked, why, f"schedule={SLICED}, or no slices")
+    if plan.schedule != SLICED:
+        return
+    if len(plan.slices) < 2 or min(plan.slices) < 1:
+        why = f"{SLICED} cuts every sequence into two slices or more, of at least one token, not {plan.slices}"
+        raise PlanError(asked, why, "slices=4, or schedule=gpipe for whole sequences")
+    if plan.recompute != "none":
+        why = "recomputing a slice would make its keys and values again, and later slices have read the first ones"
+        raise PlanError(asked, why, "recompute=none, or schedule=gpipe")
+
+
+def check_model(plan: Plan, profile: Profile) -> Plan:
+    """The plan itself, if its slices are slices of this model's sequences, and these can be cut. (A sketch may leave
+    the slices open.)"""
+    if plan.schedule != SLICED:
+        return plan
+    asked = f"plan {brief(plan)!r} for {profile.workload}"
+    if profile.whole_sequences is not None:
+        raise PlanError(asked, profile.whole_sequences, "schedule=1f1b or gpipe, which take sequences whole")
+    tokens = profile.tokens_per_sample
+    if plan.slices and sum(plan.slices) != tokens:
+        why = f"the slices sum to {sum(plan.slices)} tokens, and a sequence has {tokens}"
+        raise PlanError(asked, why, f"slices={','.join(map(str, split(tokens, min(len(plan.slices), tokens))))}")
+    return plan
 
 
 def least_micro(plan: Plan) -> int:

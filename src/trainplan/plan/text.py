@@ -37,13 +37,14 @@ from trainplan.units import GIB, KIB, MIB, parse_bytes
 
 _SIZES = ("bucket", "memory")
 _ORDER = (
-    "dp", "pp", "schedule", "chunks", "pairs", "micro", "stages", "partition", "placement", "recompute", "exchange",
-    "bucket", "updates", "precision", "overlap", "memory",
+    "dp", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement", "recompute",
+    "exchange", "bucket", "updates", "precision", "overlap", "memory",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {
-    "dp": 1, "pp": 1, "chunks": 1, "pairs": 1, "micro": 1, "schedule": "naive", "stages": (), "recompute": "none",
-    "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on", "memory": None,
+    "dp": 1, "pp": 1, "chunks": 1, "pairs": 1, "micro": 1, "schedule": "naive", "slices": (), "stages": (),
+    "recompute": "none", "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on",
+    "memory": None,
 }  # fmt: skip
 
 
@@ -119,6 +120,9 @@ def _value(field: str, value: str, line: str) -> Any:
             why = f"the ranks of a replica count from 0, and these are {sorted(set(ranks))}"
             raise PlanError(asked, why, "placement=0,1,1,0")
         return ranks
+    if field == "slices" and "," in value:
+        why = "the number of slices, or the tokens of each, was expected"
+        return _numbers(value, asked, why, "slices=4 or slices=512,256,256")
     if not value.isdecimal():
         raise PlanError(asked, "a whole number was expected", f"{field}=2")
     if int(value) < 1:
@@ -205,7 +209,7 @@ def _words(choices: Request | Plan, usual: dict[str, object]) -> str:
             continue
         if field in _SIZES:
             value = _size(int(value))
-        elif field in ("stages", "placement"):
+        elif isinstance(value, tuple):
             value = ",".join(map(str, value))
         words.append(f"{field}={value}")
     return " ".join(words)

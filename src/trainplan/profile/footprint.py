@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from trainplan.profile.profile import Crossing, Profile
+from trainplan.profile.profile import Amount, Crossing, Profile
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Moment:
 class Footprints:
     """The passes with so many samples through any blocks first ≤ b < last; each is worked out once."""
 
-    def __init__(self, profile: Profile, samples: int) -> None:
+    def __init__(self, profile: Profile, samples: Amount) -> None:
         blocks = range(len(profile.blocks))
 
         def each(quantity: str) -> list[int]:
@@ -128,9 +128,9 @@ class Footprints:
         return self._forward[key]
 
 
-def footprints(profile: Profile, samples: int) -> Footprints:
+def footprints(profile: Profile, samples: Amount) -> Footprints:
     """The footprints of a profile for so many samples, kept with it."""
-    known: dict[int, Footprints] = profile.known_footprints
+    known: dict[Amount, Footprints] = profile.known_footprints
     if samples not in known:
         known[samples] = Footprints(profile, samples)
     return known[samples]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,31 @@ from trainplan import files
 from trainplan.errors import InputError
 
 Floats = tuple[float, ...]  # one number for each micro-batch size of the profile
+
+
+UNKNOWN = "nothing is known of what it does with the tokens of a sequence"
+
+
+class Portion(NamedTuple):
+    """A slice of every sequence of a micro-batch: what goes through at once where sequences are cut."""
+
+    samples: int
+    tokens: int  # of each sequence
+    before: int  # tokens of the same sequences that went through earlier, and that these attend to
+    length: int  # tokens of a whole sequence
+
+    @property
+    def share(self) -> float:
+        """Of the tokens."""
+        return self.tokens / self.length
+
+    @property
+    def reach(self) -> float:
+        """Of the sequence, what these tokens attend to: themselves and those before."""
+        return (self.before + self.tokens) / self.length
+
+
+Amount = float | Portion  # whole samples, or a slice of some
 
 
 @dataclass(frozen=True)
@@ -50,6 +75,11 @@ class Block:
     # Backward in two parts, where it was asked for: gradient of the input, gradient of the weights.
     backward_input_s: Floats = ()
     backward_weight_s: Floats = ()
+    # Where sequences are cut into slices: bytes a sample of the keys and values that later tokens attend to, and the
+    # seconds of a slice as (fixed seconds, share of the whole by length, and by length × reach); empty: by length.
+    carried_bytes: float = 0.0
+    slice_forward: Floats = ()
+    slice_backward: Floats = ()
 
 
 @dataclass(frozen=True)
@@ -68,12 +98,16 @@ class Crossing:
     needs_grad: bool = True  # a gradient of the same size flows back
     saved_by: tuple[int, ...] = ()  # blocks whose backward needs it
 
-    def bytes(self, samples: int) -> int:
-        """Bytes of it for a micro-batch.
+    def bytes(self, samples: Amount) -> int:
+        """Bytes of it for a micro-batch, or for a slice of one.
 
         >>> Crossing("h", 0, (1,), bytes_per_sample=4.0, fixed_bytes=3).bytes(samples=2)
         11
+        >>> Crossing("h", 0, (1,), bytes_per_sample=8.0).bytes(Portion(samples=2, tokens=1, before=1, length=4))
+        4
         """
+        if isinstance(samples, Portion):
+            return round(self.bytes_per_sample * samples.samples * samples.share) + self.fixed_bytes
         return round(self.bytes_per_sample * samples) + self.fixed_bytes
 
 
@@ -144,6 +178,7 @@ class Profile:
     # What fp32 really was multiplied in (fp32, tf32 …), which torch's settings and the device decide; "": not known.
     products_in: str = ""
     convolutions_in: str = ""
+    whole_sequences: str | None = UNKNOWN  # why its sequences cannot be cut into slices; None: they can
 
     def __post_init__(self) -> None:
         sizes = len(self.samples)
@@ -179,18 +214,46 @@ class Profile:
             tables[name] = np.concatenate([np.zeros((len(self.samples), 1)), table.cumsum(axis=1)], axis=1)
         return tables
 
-    def total(self, quantity: str, first: int, last: int, samples: float) -> float:
+    def total(self, quantity: str, first: int, last: int, samples: Amount) -> float:
         """Sum of a quantity over blocks first ≤ b < last for a micro-batch of so many samples.
 
         Linear between measured sizes, and beyond the last two by their slope (never falling); below the smallest
         size it shrinks only as far as a straight line through the two smallest says.
         """
+        if isinstance(samples, Portion):
+            return sum(self._of_portion(quantity, block, samples) for block in range(first, last))
         if quantity not in self._curves:
             why = f"it has no {quantity}: it was {self.kind} without the two parts of backward"
             raise InputError("this profile", why, "trainplan profile, on the device itself")
         table = self._curves[quantity]
         values = table[:, last] - table[:, first]
         return interpolate(self.samples, values, samples)
+
+    def slice_terms(self, quantity: str, first: int, last: int, samples: int) -> tuple[float, float, float]:
+        """(a, b, c) of the seconds a + share · (b + c · reach) that a slice takes in some blocks."""
+        terms = np.zeros(3)
+        for index in range(first, last):
+            fixed, by_length, by_reach = getattr(self.blocks[index], _BY_SLICE[quantity]) or (0.0, 1.0, 0.0)
+            whole = self.total(quantity, index, index + 1, samples)
+            terms += (fixed, whole * by_length, whole * by_reach)
+        return float(terms[0]), float(terms[1]), float(terms[2])
+
+    def _of_portion(self, quantity: str, index: int, portion: Portion) -> float:
+        """A quantity of one block for a slice of a micro-batch.
+
+        Most operators treat tokens alone, and take the slice's share. Attention takes its length times its reach. The
+        host issues as many operators as ever.
+        """
+        block, whole = self.blocks[index], self.total(quantity, index, index + 1, portion.samples)
+        if quantity in _BY_SLICE:
+            fixed, by_length, by_reach = self.slice_terms(quantity, index, index + 1, portion.samples)
+            return fixed + portion.share * (by_length + by_reach * portion.reach)
+        if quantity.endswith("issue_s"):
+            return whole
+        if quantity == "saved_bytes" and portion.before:
+            # The keys and values of earlier slices are put in front of its own, which makes a copy of all of them.
+            return whole * portion.share + block.carried_bytes * portion.samples * portion.reach
+        return whole * portion.share
 
     @cached_property
     def has_halves(self) -> bool:
@@ -205,7 +268,7 @@ class Profile:
         return tuple(p for p in self.parameters if any(first <= block < last for block in p.blocks))
 
     @cached_property
-    def known_footprints(self) -> dict[int, Any]:
+    def known_footprints(self) -> dict[Amount, Any]:
         """By samples, what `footprint.footprints` has worked out."""
         return {}
 
@@ -230,6 +293,7 @@ _CURVES = (
 )
 
 _HALVES = ("backward_input_s", "backward_weight_s")
+_BY_SLICE = {"forward_s": "slice_forward", "backward_s": "slice_backward"}
 
 
 def interpolate(sizes: tuple[int, ...], values: NDArray[np.float64] | Floats, at: float) -> float:

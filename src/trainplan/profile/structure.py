@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from trainplan.errors import ModelError
 from trainplan.profile.arithmetic import stored_in
 from trainplan.profile.capture.captured import Captured
+from trainplan.profile.capture.tokens import tokens_of
 from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
 from trainplan.workload.workload import Batch, Workload
 
 
 def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
     """A profile whose times are all zero. `batch` is an example; its values are not looked at."""
+    whole, carried = _tokens(captured, workload, batch)
     order = arrival_order(captured, workload, batch)
     place = {name: number for number, name in enumerate(order)}
     last = len(order)
@@ -54,6 +57,7 @@ def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
                 backward_workspace_bytes=nothing,
                 buffer_bytes=sum(_bytes(use.held) for use in captured.buffers if use.blocks[0] == index),
                 random=block.random,
+                carried_bytes=carried.get(index, 0.0),
             )
             for index, block in enumerate(captured.blocks)
         ),
@@ -76,7 +80,16 @@ def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
         provenance=Provenance(machine="", made="", verified=captured.verified),
         mean_over=workload.loss.mean_over,
         clip_norm=workload.clip_norm,
+        whole_sequences=whole,
     )
+
+
+def _tokens(captured: Captured, workload: Workload, batch: Batch) -> tuple[str | None, dict[int, float]]:
+    """Why sequences cannot be cut into slices (None: they can), and the bytes that each block carries between them."""
+    try:
+        return None, tokens_of(captured, workload.tokens_per_sample, workload.loss, batch).carried
+    except ModelError as error:
+        return error.why, {}
 
 
 def arrival_order(captured: Captured, workload: Workload, batch: Batch) -> list[str]:

@@ -23,6 +23,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from trainplan.profile.profile import Amount
 from trainplan.program.ops import Kind, Lane, Value
 from trainplan.program.text import Key, name
 
@@ -68,7 +69,7 @@ class CostClass:
     peer: int = -1  # who receives
     first: int = 0  # blocks first ≤ b < last
     last: int = 0
-    samples: float = 0.0
+    samples: Amount = 0  # or a slice of some
     bytes: int = 0
     members: tuple[int, ...] = ()  # of a collective: ranks of the cluster, also those that are not simulated
     # Of a backward pass that was cut where gradient buckets become ready: the share of its time, from … to.

@@ -39,6 +39,7 @@ from trainplan.solve.partition.instance import instance, on
 from trainplan.solve.partition.ranges import Tables, in_flight
 from trainplan.solve.partition.uneven import elasticpipe
 from trainplan.solve.shape import micro_counts, shape
+from trainplan.solve.slices import slicings
 from trainplan.units import MIB
 
 BUCKETS = (1 * MIB, 4 * MIB, 8 * MIB, 25 * MIB, 64 * MIB)
@@ -64,14 +65,15 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
     left = open_fields(request)
     if request.partition is not None:
         return _by_name(request, sketch, cluster, batch, tables)
+    count = request.slices if isinstance(request.slices, int) else None
     few, many = [sketch.micro], list[int]()
     if "micro" in left and (sketch.pp > 1 or sketch.key == "accumulate"):
         few, many = micro_counts(sketch, batch)
-    found = best([draft(replace(sketch, micro=count), cluster, batch, tables) for count in few])
-    for count in many:
+    found = best([draft(replace(sketch, micro=micro), cluster, batch, tables, count) for micro in few])
+    for micro in many:
         if found.fits:
             break
-        found = best([found, draft(replace(sketch, micro=count), cluster, batch, tables)])
+        found = best([found, draft(replace(sketch, micro=micro), cluster, batch, tables, count)])
     return refine(found, left, cluster, batch, tables)
 
 
@@ -106,10 +108,14 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
     return found
 
 
-def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
-    """A first plan from a sketch: cut into balanced stages that fit, where it is not cut yet."""
+def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables, slices: int | None = None) -> Prediction:
+    """A first plan from a sketch: cut into balanced stages that fit, where it is not cut yet; and its sequences into
+    (so many) slices, where the order of work wants them."""
     if sketch.pp > 1 and not sketch.stages:
         sketch = replace(sketch, stages=cuts(sketch, cluster, batch, tables, usable(cluster)))
+    if sketch.schedule == rules.SLICED and sketch.pp > 1 and not sketch.slices:
+        ways = slicings(sketch, slices, tables.profile, cluster, batch)
+        return best([_predict(replace(sketch, slices=way), cluster, batch, tables) for way in ways])
     return _predict(sketch, cluster, batch, tables)
 
 
@@ -178,7 +184,7 @@ def _bound(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Callable
     A stage starts after a micro-batch has come through those ahead of it, and these end after it: so a step takes as
     long as one micro-batch in the stages ahead and all of them here. The host issues without waiting for either.
     """
-    if plan.spread or plan.lines > 1 or plan.wanted > plan.pp:  # ranks share a stage, or stages a rank
+    if plan.spread or plan.lines > 1 or plan.wanted > plan.pp or plan.slices:  # ranks share a stage, or stages a rank …
         return lambda trial: 0.0
     size = rules.split(batch, plan.dp)[0] // plan.micro
     own, plain = tables.at(size, plan.recompute), tables.at(size)  # a stage may recompute while it waits

@@ -54,6 +54,7 @@ def shape(request: Request, blocks: int, world: int, batch: int) -> Plan:
     sketch = plan(
         dp=dp, pp=pp, micro=request.micro or 1, schedule=request.schedule or ("1f1b" if pp > 1 else "naive"),
         chunks=chunks, pairs=request.pairs or 1, spread=spread,
+        slices=request.slices if isinstance(request.slices, tuple) else (),
         stages=request.stages or (), recompute=request.recompute or "none",
         exchange=request.exchange or "all-reduce", bucket=request.bucket or USUAL_BUCKET,
         updates=request.updates or "sync", precision=request.precision or "fp32", overlap=request.overlap or "on",

@@ -13,8 +13,11 @@ In the order in which a model passes through the files:
 | `chain.py`       | decides where it is cut: blocks of the size of a layer                             |
 | `captured.py`    | the result: blocks, crossings, parameters; start reading here                       |
 | `stage.py`       | consecutive blocks as a module that runs; `code.py` prints its functions            |
+| `tokens.py`      | finds where the tokens of a sequence are (`token_rules.py`: operator by operator)   |
+| `sliced.py`      | blocks on a slice of their sequences, with keys and values carried                  |
 | `materialise.py` | initial values of some tensors, without the others                                 |
 | `verify.py`      | holds the chain against the model itself                                           |
 
-`tensors.py` lists what a model holds, `shape.py` has shapes as functions of the number of samples.
+`where.py` says where in the user's code an operator is, `tensors.py` lists what a model holds, `shape.py` has shapes as
+functions of the number of samples.
 """

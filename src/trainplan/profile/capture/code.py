@@ -17,6 +17,7 @@ from torch import fx, nn
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.exported import Input
 from trainplan.profile.capture.regions import PLAIN, Region, region_of
+from trainplan.profile.capture.sliced import Copy, Slice, writer
 
 
 class Code:
@@ -37,6 +38,7 @@ class Code:
         device: torch.device,
         nodes: Iterable[fx.Node],
         outputs: dict[str, fx.Node],
+        part: Slice | None = None,
     ) -> None:
         exported, nodes = captured.exported, list(nodes)
         inside = set(nodes)
@@ -71,13 +73,17 @@ class Code:
                 root.add_module(node.name, body)
                 copies[node] = graph.get_attr(node.name)
 
+        def write(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+            return _moved_node(graph, node, copies, exported.device, device)
+
+        copy_node = write if part is None else writer(part, write, captured.flow.constant.__contains__)
         for region, run in groupby(nodes, region_of):
             if region == PLAIN:
                 for node in run:
-                    copies[node] = _moved_node(graph, node, copies, exported.device, device)
+                    copies[node] = copy_node(graph, node, copies)
             else:
                 moved = region.on(exported.device, device)
-                _write_region(graph, root, copies, moved, list(run), set(outputs.values()), exported.device, device)
+                _write_region(graph, root, copies, moved, list(run), set(outputs.values()), copy_node)
         graph.output(tuple(copies[node] for node in outputs.values()))
         self.makes = tuple(outputs)
         self.function = fx.GraphModule(root, graph).forward
@@ -102,8 +108,7 @@ def _write_region(
     region: Region,
     nodes: list[fx.Node],
     returned: set[fx.Node],
-    old: torch.device,
-    new: torch.device,
+    write: Copy,
 ) -> None:
     """Print a run of operators as a module of its own, and call it."""
     inside = set(nodes)
@@ -112,7 +117,7 @@ def _write_region(
     for source in taken:
         places[source] = inner.placeholder(source.name)
     for node in nodes:
-        places[node] = _moved_node(inner, node, places, old, new)
+        places[node] = write(inner, node, places)
     results = [node for node in nodes if node in returned or any(user not in inside for user in node.users)]
     inner.output(tuple(places[node] for node in results))
     name = f"region_{nodes[0].name}"

@@ -22,6 +22,7 @@ from trainplan.errors import ModelError
 from trainplan.profile.capture.captured import Block, Captured
 from trainplan.profile.capture.code import Code
 from trainplan.profile.capture.exported import Constant
+from trainplan.profile.capture.sliced import Slice
 from trainplan.workload.workload import Batch
 
 Environment = dict[str, Any]  # crossings and constants of one micro-batch, by name
@@ -51,7 +52,7 @@ class Stage(nn.Module):
         self._device = torch.device("meta")
         self._inputs = {i.name: i for i in captured.exported.inputs.values() if i.name in wanted}
         self._drops = self._last_reads()
-        self._code: dict[int, Code] = {}
+        self._code: dict[tuple[int, Slice | None], Code] = {}
         self._compile_options: dict[str, Any] | None = None
         self._plant()
         self.train(captured.exported.training)
@@ -156,10 +157,13 @@ class Stage(nn.Module):
         crossings: Mapping[str, Tensor],
         batch: Batch,
         before_block: Callable[[int], None] | None = None,
+        part: Slice | None = None,
     ) -> tuple[Environment, Any]:
         """Run the blocks: what later stages read, and the model's output if this is the last stage (else None).
 
-        `before_block(b)` is called before every block that draws random numbers, so that it can be seeded.
+        `before_block(b)` is called before every block that draws random numbers, so that it can be seeded. With a
+        `part`, crossings and output are those of a slice of the batch's sequences; the batch is whole, since what
+        depends on it alone is worked out for whole sequences. (Keys and values are carried: `sliced.carrying`.)
         """
         self.check(batch)
         missing = [name for name in self.reads if name not in crossings]
@@ -169,20 +173,20 @@ class Stage(nn.Module):
         for index in range(self.first, self.last):
             if before_block is not None and self.captured.blocks[index].random:
                 before_block(index)
-            self.run_block(index, env, batch)
+            self.run_block(index, env, batch, part)
             for name in self._drops[index]:
                 del env[name]
         output = self.output(env) if self.is_last else None
         return {name: env[name] for name in self.makes}, output
 
-    def run_block(self, index: int, env: Environment, batch: Batch) -> None:
+    def run_block(self, index: int, env: Environment, batch: Batch, part: Slice | None = None) -> None:
         """Run one block: it takes its crossings from `env` and puts what it makes there.
 
         The last block also puts the leaves of the model's output there, which `output` collects.
         """
-        code = self._code.get(index) or self._write(index)
+        code = self._code.get((index, part)) or self._write(index, part)
         if code.constants and code.constants[0] not in env:
-            self._run(self._code.get(_CONSTANTS) or self._write(_CONSTANTS), env, batch)
+            self._run(self._code.get((_CONSTANTS, None)) or self._write(_CONSTANTS), env, batch)
         self._run(code, env, batch)
 
     def _run(self, code: Code, env: Environment, batch: Batch) -> None:
@@ -255,7 +259,7 @@ class Stage(nn.Module):
 
     # -- code -------------------------------------------------------------------------------------------------------
 
-    def _write(self, index: int) -> Code:
+    def _write(self, index: int, part: Slice | None = None) -> Code:
         captured = self.captured
         if index == _CONSTANTS:
             blocks = captured.blocks[self.first : self.last]
@@ -265,11 +269,11 @@ class Stage(nn.Module):
             code = Code(captured, self._owner, self.device, nodes, outputs)
         else:
             block = captured.blocks[index]
-            code = Code(captured, self._owner, self.device, block.nodes, _block_outputs(captured, index))
+            code = Code(captured, self._owner, self.device, block.nodes, _block_outputs(captured, index), part)
             code.constants = block.constants
         if self._compile_options is not None and index != _CONSTANTS:
             code.function = torch.compile(code.function, **self._compile_options)
-        self._code[index] = code
+        self._code[index, part] = code
         return code
 
 

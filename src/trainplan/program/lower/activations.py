@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from trainplan.profile.footprint import Moment, footprints, worst
-from trainplan.profile.profile import Crossing
+from trainplan.profile.profile import Crossing, Portion
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.ops import Kind, Value
@@ -54,10 +54,31 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     # The value that the engine keeps the graph under comes first.
     columns = (there, homes, forward, final, begin, np.where(cut, final, -1))
     size, rank, maker, end, *readers = [column[~parts] for column in columns] if parts.any() else columns
-    ledger.add(Value.SAVED, size, rank, maker, end, tuple(readers))
+    graphs = ledger.add(Value.SAVED, size, rank, maker, end, tuple(readers))
+    if layout.plan.slices:
+        _carried(ledger, found, homes, graphs, forward, begin)
     whole = np.where(cut | parts, -1, begin)
     ledger.add_some(Value.SAVED, kept - there, homes, np.where(cut | parts, -1, forward), whole, early=True)
     ledger.add_some(Value.WORKSPACE, passing, homes, whole, whole)
+
+
+def _carried(ledger: Ledger, found: Found, homes: Ints, graphs: Ints, forward: Ints, backward: Ints) -> None:
+    """Slices of a sequence: the forward pass of each reads the keys and values that earlier ones hold. Their gradients
+    gather beside them, from the backward pass of the last slice until that of the slice whose they are."""
+    profile, bounds = found.layout.profile, found.layout.plan.bounds
+    count = len(found.layout.plan.slices)
+    passes, reads, back, home = (a.reshape(len(a), -1, count) for a in (graphs, forward, backward, homes))
+    for earlier in range(count - 1):
+        for later in range(earlier + 1, count):
+            ledger.reads(reads[:, :, later], passes[:, :, earlier])
+
+    def carried(stage: int, portion: Portion) -> float:
+        blocks = profile.blocks[slice(*bounds[stage])]
+        return sum(block.carried_bytes for block in blocks) * portion.samples * portion.share
+
+    size = found.by_size(carried, len(graphs)).reshape(passes.shape)
+    made = np.broadcast_to(back[:, :, -1:], back.shape)
+    ledger.add_some(Value.SAVED, size[:, :, :-1], home[:, :, :-1], made[:, :, :-1], back[:, :, :-1])
 
 
 def _in_two_parts(

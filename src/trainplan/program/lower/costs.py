@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trainplan.profile.profile import Amount
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Table
@@ -15,17 +16,16 @@ _BACKWARD = (Kind.B, Kind.I, Kind.W)
 
 
 def cost_classes(
-    layout: Layout, table: Table, row: Ints, micro: Ints, group: Ints, spans: tuple[tuple[int, ...], ...]
+    layout: Layout, table: Table, row: Ints, piece: Ints, group: Ints, spans: tuple[tuple[int, ...], ...]
 ) -> tuple[Ints, tuple[CostClass, ...], Ints]:
     """Class of each operation, the classes, and the payload bytes of each operation."""
-    # What decides the cost: the row of an operation, and how many samples it is for.
-    sizes, index = np.unique(np.array(layout.sizes, dtype=np.int64), return_inverse=True)
-    index = index.reshape(layout.plan.dp, layout.plan.micro)
-    place = row * len(sizes) + index[table.replica[row], micro]
+    # What decides the cost: the row of an operation, and how many samples (or what slice of them) it is for.
+    sizes, index = layout.kinds_of_amount
+    place = row * len(sizes) + index[table.replica[row], piece]
     example = np.full(len(table.kind) * len(sizes), -1, dtype=np.int64)
     example[place] = np.arange(len(row))
     classes: list[CostClass] = []
-    known: dict[tuple[int, ...], int] = {}
+    known: dict[tuple[Amount, ...], int] = {}
     class_of = np.zeros(len(example), dtype=np.int64)
     columns = (table.kind, table.stage, table.unit, table.peer, table.replica, table.line, table.adds, table.last)
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
@@ -34,7 +34,7 @@ def cost_classes(
         kind, stage, unit, peer, replica, line, adds, last = rows[i]
         if kind not in _BACKWARD:  # the same, whichever pass it belongs to
             adds = last = 0
-        samples = 0 if kind in WITHOUT_MICRO_BATCH else int(sizes[size])
+        samples = 0 if kind in WITHOUT_MICRO_BATCH else sizes[size]
         key = (kind, stage, unit, peer, replica, line, adds, last, samples)
         if key not in known:
             known[key] = len(classes)
@@ -50,7 +50,7 @@ def cost_classes(
 
 
 def _class(
-    layout: Layout, kind: Kind, stage: int, unit: int, peer: int, replica: int, line: int, samples: int, adds: int,
+    layout: Layout, kind: Kind, stage: int, unit: int, peer: int, replica: int, line: int, samples: Amount, adds: int,
     last_pass: bool, members: tuple[int, ...],
 ) -> CostClass:  # fmt: skip
     plan, profile = layout.plan, layout.profile

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainplan.profile.profile import Profile
+from trainplan.profile.profile import Amount, Profile
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ def edges(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Edge]:
     ]
 
 
-def message_bytes(profile: Profile, numbers: tuple[int, ...], samples: int) -> int:
+def message_bytes(profile: Profile, numbers: tuple[int, ...], samples: Amount) -> int:
     """Bytes of some crossings together."""
     return sum(profile.crossings[n].bytes(samples) for n in numbers)

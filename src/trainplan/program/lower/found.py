@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +21,18 @@ class Found:
 
     Of operations on micro-batches a look-up gives one row for each stage that is asked for and one column for each
     place, which is a (replica, step, micro-batch): so the same entry of two look-ups belongs to the same micro-batch.
+    Where sequences are cut, the slices of a micro-batch have a place each, side by side.
     Of what comes once a step there is a row for each copy of a stage (`Holding`) and a column for each step.
     -1: there is no such operation.
     """
 
     def __init__(
-        self, layout: Layout, steps: int, table: Table, row: Ints, micro: Ints, step: Ints, phase: Ints
+        self, layout: Layout, steps: int, table: Table, row: Ints, piece: Ints, step: Ints, phase: Ints
     ) -> None:  # fmt: skip
         self.layout, self.steps = layout, steps
         self.kind, self.rank, self.step = table.kind[row], table.rank[row], step  # of every operation
         plan = layout.plan
-        self.places = len(layout.replicas) * steps * plan.micro
+        self.places = len(layout.replicas) * steps * plan.pieces
         # Rows of several replicas, or of several bodies, are the same operation for other places.
         names = list(
             zip(table.kind.tolist(), table.stage.tolist(), table.peer.tolist(), table.unit.tolist(), strict=True)
@@ -42,7 +44,7 @@ class Found:
         replica = np.searchsorted(layout.replicas, table.replica)
         whole = np.isin(table.kind, WITHOUT_MICRO_BATCH)[row]
         ops = np.flatnonzero(~whole)
-        place = (replica[row[ops]] * steps + step[ops]) * plan.micro + micro[ops]
+        place = (replica[row[ops]] * steps + step[ops]) * plan.pieces + piece[ops]
         self._numbers[line[row[ops]], place] = ops
         # What comes once: by (kind, stage, unit) and rank; what all copies do together, whichever stands for it.
         self._once: dict[tuple[int, int, int, int], Ints] = {}
@@ -58,10 +60,10 @@ class Found:
         self.barriers = np.full((len(layout.replicas), steps, int(phase.max(initial=0)) + 1), -1, dtype=np.int64)
         self.barriers[replica[row[met]], step[met], phase[met]] = met  # of a replica, in a step, after a phase
         at = np.arange(self.places)
-        self.replica = at // (plan.micro * steps)  # of every place, among those that have lists
-        self.micro = at % plan.micro
-        samples = np.array(layout.sizes, dtype=np.int64)[np.array(layout.replicas)[self.replica], self.micro]
-        self._sizes, self._size = np.unique(samples, return_inverse=True)
+        self.replica = at // (plan.pieces * steps)  # of every place, among those that have lists
+        self.piece = at % plan.pieces
+        self._sizes, which = layout.kinds_of_amount
+        self._size = which[np.array(layout.replicas)[self.replica], self.piece]
         self._seen: dict[tuple[int, ...], Bools] = {}  # lines → whether each micro-batch takes one of them
         self._replica_number = {r: number for number, r in enumerate(layout.replicas)}
 
@@ -117,7 +119,7 @@ class Found:
                 for s in layout.stages
             ]
         )
-        return np.asarray(ranks[:, self.replica, layout.line_of[self.micro]])
+        return np.asarray(ranks[:, self.replica, layout.line_of[self.piece]])
 
     def adds(self, stages: Sequence[int]) -> Bools:
         """Whether the backward pass of every place finds gradients that it adds to; the first of a step does where
@@ -130,9 +132,9 @@ class Found:
             first[passes.min(axis=2)] = True
         return ~first[self.gathering(stages)]
 
-    def by_size(self, of: Callable[[int, int], float], count: int) -> Ints:
+    def by_size(self, of: Callable[[int, Any], float], count: int) -> Ints:
         """of(thing, samples) for so many things and every place, worked out once for each size that occurs."""
-        table = [[round(of(thing, int(size))) for size in self._sizes] for thing in range(count)]
+        table = [[round(of(thing, size)) for size in self._sizes] for thing in range(count)]
         return np.array(table, dtype=np.int64).reshape(count, len(self._sizes))[:, self._size]
 
     # -- of copies of stages ----------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ class Found:
         sees: (copy, step, micro-batch); `empty` elsewhere."""
         layout = self.layout
         table = np.broadcast_to(of, (len(holdings), self.places))
-        table = table.reshape(len(holdings), len(layout.replicas), self.steps, layout.plan.micro)
+        table = table.reshape(len(holdings), len(layout.replicas), self.steps, layout.plan.pieces)
         number = [self._replica_number[h.replica] for h in holdings]
         table = table[np.arange(len(holdings)), number]
         if layout.plan.lines == 1 and empty == -1:

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import micro_batches, splits_backward
-from trainplan.profile.profile import Parameter, Profile
+from trainplan.profile.profile import Amount, Parameter, Portion, Profile
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
@@ -48,6 +48,27 @@ class Layout:
         """Samples of each micro-batch of each replica."""
         return micro_batches(self.plan, self.batch)
 
+    @cached_property
+    def amounts(self) -> tuple[tuple[Amount, ...], ...]:
+        """What goes through at once, of each replica: micro-batches, or the slices of one after those of the other."""
+        slices, length = self.plan.slices, sum(self.plan.slices)
+        if not slices:
+            return self.sizes
+        before = [sum(slices[:number]) for number in range(len(slices))]
+        pairs = list(zip(slices, before, strict=True))
+        return tuple(tuple(Portion(n, own, c, length) for n in sizes for own, c in pairs) for sizes in self.sizes)
+
+    @cached_property
+    def kinds_of_amount(self) -> tuple[list[Amount], Ints]:
+        """The amounts that differ, and which of them each piece of each replica is."""
+        known: dict[Amount, int] = {}
+        which = [[known.setdefault(amount, len(known)) for amount in row] for row in self.amounts]
+        return list(known), np.array(which, dtype=np.int64)
+
+    def piece(self, order: Order) -> Ints:
+        """What each operation of an order works on: a micro-batch, or a slice of one, by its place in `amounts`."""
+        return np.asarray(order[:, 3] * max(1, len(self.plan.slices)) + order[:, 4])
+
     # -- the order of work ------------------------------------------------------------------------------------------
 
     @cached_property
@@ -57,10 +78,10 @@ class Layout:
 
     @cached_property
     def line_of(self) -> Ints:
-        """The line (a pipeline of the replica) that each micro-batch takes."""
-        found = np.zeros(self.plan.micro, dtype=np.int64)
+        """The line (a pipeline of the replica) that each piece takes."""
+        found = np.zeros(self.plan.pieces, dtype=np.int64)
         for order in self.orders:
-            found[order[:, 3]] = order[:, 1]
+            found[self.piece(order)] = order[:, 1]
         return found
 
     @property

@@ -34,27 +34,28 @@ def lower(
 
     `fold`: replicas are alike, so only the first gets lists; collectives still know all their members.
     """
-    rules.check(plan, batch)
+    rules.check_model(rules.check(plan, batch), profile)
     replicas = (0,) if fold else tuple(range(plan.dp))
     layout = Layout(plan, profile, batch, find_backend(backend), replicas)
     lists = entries(layout, steps)
     table = lists.table
     numbers = _number(layout, lists)
-    row, micro, step, phase = (
-        column[numbers.entry] for column in (lists.row, lists.micro, lists.step, lists.phase)
+    row, piece, step, phase = (
+        column[numbers.entry] for column in (lists.row, lists.piece, lists.step, lists.phase)
     )  # fmt: skip
+    micro, part = np.divmod(piece, max(1, len(plan.slices)))
     group = numbers.group
     kind, rank = table.kind[row], table.rank[row]
     rank[group >= 0] = [numbers.groups[g][0] for g in group[group >= 0]]
-    cost, classes, bytes_ = cost_classes(layout, table, row, micro, group, numbers.spans)
-    made = values(Found(layout, steps, table, row, micro, step, phase), len(row), bytes_)
+    cost, classes, bytes_ = cost_classes(layout, table, row, piece, group, numbers.spans)
+    made = values(Found(layout, steps, table, row, piece, step, phase), len(row), bytes_)
     holds, lanes, owners, peers = _resources(table, row, group, numbers.groups, _peers(layout, table))
     zeros = np.zeros(len(kind), dtype=np.int64)
     return Program(
         world=len(lists.start) - 1, steps=steps, kind=kind.astype(np.uint8), job=zeros, step=step,
         # A sum over copies belongs to no one pipeline, what the ranks of one replica do together to no one stage.
         pipeline=_pipeline(layout, table)[row], stage=np.where(np.isin(kind, PER_REPLICA), 0, table.stage[row]),
-        unit=table.unit[row] + phase, micro_batch=micro, slice=zeros, peer_stage=table.peer[row], rank=rank,
+        unit=table.unit[row] + phase, micro_batch=micro, slice=part, peer_stage=table.peer[row], rank=rank,
         peer=_peers(layout, table)[row], bytes=bytes_, group=group, version=step, cost=cost,
         waits=_waits(table.kind, layout.backend, plan.overlap)[row], lists=Ragged(lists.start, numbers.op),
         holds=holds, reads=made.reads, resource_lane=lanes, resource_rank=owners, resource_peer=peers,

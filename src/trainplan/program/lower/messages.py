@@ -45,7 +45,7 @@ class Ends:
         for holding in layout.holdings:  # the STEP that follows, on the rank of every place
             own = found.once(Kind.STEP, [holding])[0]
             at = np.flatnonzero(homes[holding.stage] == holding.rank)
-            steps[holding.stage, at] = own[at // layout.plan.micro % found.steps]
+            steps[holding.stage, at] = own[at // layout.plan.pieces % found.steps]
         self.source_step, self.target_step = steps[source], steps[target]
 
 
@@ -125,8 +125,8 @@ def _taken(found: Found, ends: Ends) -> Ints:
     activation that was sent after taking it, on the same edge between the same ranks. -1: there is none. (Later
     operations of a rank have higher numbers.)"""
     send, take, get = ends.send.ravel(), ends.take.ravel(), ends.get.ravel()
-    count, micro = send.size, found.layout.plan.micro
-    row = np.arange(count) // micro  # edge, replica and step
+    count = send.size
+    row = np.arange(count) // found.layout.plan.pieces  # edge, replica and step
     if found.layout.plan.lines > 1:
         most = int(ends.receiver.max()) + 1
         row = (row * most + ends.sender.ravel()) * most + ends.receiver.ravel()

@@ -47,7 +47,7 @@ class Entries:
 
     table: Table
     row: Ints  # of `table`
-    micro: Ints
+    piece: Ints  # a micro-batch, or a slice of one: `Layout.piece`
     step: Ints
     phase: Ints  # of a barrier: which phase of its step it ends; otherwise 0
     start: Ints  # of the list of each rank
@@ -72,7 +72,7 @@ class _Bodies:
 def entries(layout: Layout, steps: int) -> Entries:
     """The lists of all ranks of all replicas."""
     bodies = _Bodies(layout)
-    lists: list[tuple[int, Ints, Ints]] = []  # rank, bodies, micro-batches (of barriers: phases)
+    lists: list[tuple[int, Ints, Ints]] = []  # rank, bodies, pieces (of barriers: phases)
     first = {(r, s, line): _stage(bodies, r, s, line) for r in layout.replicas for s, line in _ways(layout)}
     variants = [_variants(order) for order in layout.orders]
     by_rank: dict[int, list[int]] = {}
@@ -87,7 +87,7 @@ def entries(layout: Layout, steps: int) -> Entries:
             held = [layout.holdings[number] for number in by_rank[rank]]
             before = bodies.add(head(layout, held), replica, rank)
             after = bodies.add(tail(layout, held), replica, rank)
-            body, of = base[order[:, 2], order[:, 1]] + variant, order[:, 3]
+            body, of = base[order[:, 2], order[:, 1]] + variant, layout.piece(order)
             if layout.in_phases:
                 own = apart_from(layout, [holding.stage for holding in held])
                 apart = [(row, bodies.add((row,), replica, rank)) for row in own]
@@ -97,7 +97,7 @@ def entries(layout: Layout, steps: int) -> Entries:
     lists.sort(key=lambda one: one[0])
     start, size = np.array(bodies.start), np.array(bodies.length)
     body = np.concatenate([np.tile(b, steps) for _, b, _ in lists])
-    micro = np.concatenate([np.tile(m, steps) for _, _, m in lists])
+    piece = np.concatenate([np.tile(m, steps) for _, _, m in lists])
     step = np.concatenate([np.repeat(np.arange(steps), len(b)) for _, b, _ in lists])
     # Every body becomes its rows: from the first of them, counting up.
     length = size[body]
@@ -105,11 +105,11 @@ def entries(layout: Layout, steps: int) -> Entries:
     row = np.repeat(start[body] - begin[:-1], length) + np.arange(begin[-1])
     table = Table(*np.array(bodies.rows, dtype=np.int64).T)
     # What is about the whole batch has no micro-batch, also where it stands among the rows of one.
-    micro = np.repeat(micro, length)
-    phase = np.where((table.kind == Kind.BARRIER)[row], micro, 0)
-    micro = np.where(np.isin(table.kind, WITHOUT_MICRO_BATCH)[row], 0, micro)
+    piece = np.repeat(piece, length)
+    phase = np.where((table.kind == Kind.BARRIER)[row], piece, 0)
+    piece = np.where(np.isin(table.kind, WITHOUT_MICRO_BATCH)[row], 0, piece)
     ends = np.cumsum([0] + [steps * len(b) for _, b, _ in lists])
-    return Entries(table, row, micro, np.repeat(step, length), phase, begin[ends])
+    return Entries(table, row, piece, np.repeat(step, length), phase, begin[ends])
 
 
 def _ways(layout: Layout) -> list[tuple[int, int]]:

@@ -92,7 +92,7 @@ def _barriers(ledger: Ledger, found: Found, homes: Ints) -> None:
         barrier = found.barriers[found.replica, step, phase]
         ledger.add(Value.TOKEN, 0, rank, ops, barrier, (barrier,))
 
-    every, micro = np.array(layout.stages)[:, None], found.micro
+    every, micro = np.array(layout.stages)[:, None], found.piece
     if not layout.backend.host_computes:
         ends(found.ops(Kind.F, layout.stages), homes, phases.forward(every, micro))
         ends(found.backward(layout.stages, final=True), homes, phases.backward(every, micro))

@@ -23,6 +23,7 @@ from trainplan.program.schedules.one_forward_one_backward import (
     one_forward_one_backward,
 )
 from trainplan.program.schedules.order import Order, Size
+from trainplan.program.schedules.terapipe import terapipe
 from trainplan.program.schedules.zb_v import zb_v
 from trainplan.program.schedules.zero_bubble import zb_h1, zb_h2
 
@@ -40,6 +41,7 @@ SCHEDULES: dict[str, Callable[[Size], list[Order]]] = {
     "gems": gems,
     "chimera": chimera,
     "chimera-doubled": chimera_doubled,
+    "terapipe": terapipe,
 }
 
 
@@ -50,4 +52,5 @@ def orders_of(plan: Plan) -> list[Order]:
     if plan.wanted != plan.pp * plan.chunks:
         alone = SCHEDULES[plan.schedule](Size(plan.wanted, plan.micro))
         return merged(alone, [plan.ranks(0).index(rank) for (rank,) in plan.placement[0]])
-    return SCHEDULES[plan.schedule](Size(plan.pp, plan.micro, plan.chunks, plan.pairs, spread=plan.spread))
+    slices = max(1, len(plan.slices))
+    return SCHEDULES[plan.schedule](Size(plan.pp, plan.micro, plan.chunks, plan.pairs, slices, plan.spread))

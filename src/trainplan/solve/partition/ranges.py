@@ -75,7 +75,7 @@ def in_flight(schedule: str, stages: int, micro: int) -> tuple[int, ...]:
     if schedule in ("naive", "gems"):
         return (1,) * stages
     # Chunks and directions: at most as many as 1F1B on the same stages, but for gpipe, which keeps everything.
-    return (micro if schedule in ("gpipe", "looped") else min(micro, stages),) * stages
+    return (micro if schedule in ("gpipe", "looped", "terapipe") else min(micro, stages),) * stages
 
 
 def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) -> Ranges:

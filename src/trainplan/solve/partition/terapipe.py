@@ -48,8 +48,10 @@ class Slicing:
     value: float  # seconds
 
 
-def slices(seconds: Sequence[Sequence[float]] | Floats, stages: int, epsilon: float = 0.0, batch: int = 1) -> Slicing:
-    """The best slices of sequences of L units on so many stages.
+def slices(
+    seconds: Sequence[Sequence[float]] | Floats, stages: int, epsilon: float = 0.0, batch: int = 1, count: int = 0
+) -> Slicing:
+    """The best slices of sequences of L units on so many stages; where a `count` is given, just so many slices.
 
     `seconds[l − 1][c]`: a slice of l units after c others, one sequence at a time, or `seconds[b − 1][l − 1][c]`: the
     same for b sequences at a time; infinite where that is not possible. What lies beyond the sequence (l + c > L) is
@@ -63,12 +65,14 @@ def slices(seconds: Sequence[Sequence[float]] | Floats, stages: int, epsilon: fl
         asked = f"{stages} stages, epsilon {epsilon}, batch {batch}"
         raise InputError(asked, "counts start at 1, and epsilon at 0", "stages=2, epsilon=0, batch=1")
     units = table.shape[1]
+    if not 0 <= count <= units:
+        raise PlanError(f"{count} slices of {units} units", "a slice has at least one", f"at most {units}")
     inside = np.add.outer(np.arange(1, units + 1), np.arange(units)) <= units
     tried = np.unique(table[:, inside])
     tried = tried[np.isfinite(tried)]
     if epsilon > 0:
         tried = np.unique(np.ceil(tried / epsilon)) * epsilon
-    value, groups, choice = _try_all(table, tried, stages, batch)
+    value, groups, choice = _try_all(table, tried, stages, batch, count)
     if not np.isfinite(value):
         why = f"no way to cut {units} units of {batch} sequences has only slices of finite time"
         raise PlanError(f"slices on {stages} stages", why, "a table with shorter slices in it")
@@ -76,37 +80,42 @@ def slices(seconds: Sequence[Sequence[float]] | Floats, stages: int, epsilon: fl
     while left > 0:
         found.append(int(groups[left]))
         left -= found[-1]
-    return Slicing(tuple(found), tuple(_read(choice[size - 1], units) for size in found), float(value))
+    return Slicing(tuple(found), tuple(_read(choice[size - 1], units, count) for size in found), float(value))
 
 
-def _read(choice: Ints, units: int) -> tuple[int, ...]:
+def _read(choice: Ints, units: int, count: int) -> tuple[int, ...]:
     found, left = list[int](), units
     while left > 0:
-        found.append(int(choice[left]))
+        found.append(int(choice[count, left]))
         left -= found[-1]
+        count = max(0, count - 1)
     return tuple(found[::-1])
 
 
 @njit(cache=True)
-def _try_all(table: Floats, tried: Floats, stages: int, batch: int) -> tuple[float, Ints, Ints]:
-    """The best value, the last group of every part of the batch, and the last slice of every part of a sequence."""
+def _try_all(table: Floats, tried: Floats, stages: int, batch: int, count: int) -> tuple[float, Ints, Ints]:
+    """The best value, the last group of every part of the batch, and the last slice of every part of a sequence (in
+    just k slices, for every k up to the count; in any number of them where there is no count)."""
     sizes, units = table.shape[0], table.shape[1]
     best = np.inf
-    best_groups, best_choice = np.zeros(batch + 1, np.int64), np.zeros((sizes, units + 1), np.int64)
+    best_groups, best_choice = np.zeros(batch + 1, np.int64), np.zeros((sizes, count + 1, units + 1), np.int64)
     groups, choice = best_groups.copy(), best_choice.copy()
-    total, least = np.zeros(batch + 1), np.zeros(units + 1)
+    total, least = np.zeros(batch + 1), np.full((count + 1, units + 1), np.inf)
+    least[0, 0] = 0.0  # nothing is cut into no slices; with a count, nothing else is
     whole = np.zeros(sizes)
     for longest in tried:
         if (stages - 1) * longest >= best:
             break
         for b in range(min(sizes, batch)):
-            for n in range(1, units + 1):
-                least[n] = np.inf
-                for l in range(1, n + 1):
-                    own = table[b, l - 1, n - l]
-                    if own <= longest and least[n - l] + own < least[n]:
-                        least[n], choice[b, n] = least[n - l] + own, l
-            whole[b] = least[units]
+            for k in range(min(count, 1), count + 1):
+                before = max(0, k - 1)
+                for n in range(1, units + 1):
+                    least[k, n] = np.inf
+                    for l in range(1, n + 1):
+                        own = table[b, l - 1, n - l]
+                        if own <= longest and least[before, n - l] + own < least[k, n]:
+                            least[k, n], choice[b, k, n] = least[before, n - l] + own, l
+            whole[b] = least[count, units]
         for n in range(1, batch + 1):
             total[n] = np.inf
             for b in range(1, min(sizes, n) + 1):
