@@ -3,7 +3,8 @@
 A drawing stands between <!-- timeline OPTIONS --> and <!-- /timeline -->: the command, and what it prints.
 
 They are of a made-up model, eight equal blocks, so that nothing is seen but the order of work: on four ranks a stage
-takes 1 s forward and 2 s back, of which 1 s is for the input and 1 s for the weights. What crosses has no bytes.
+takes 1 s forward and 2 s back, of which 1 s is for the input and 1 s for the weights. What crosses has no bytes. Where
+sequences are cut, a slice takes half of its time by its length, and half by its length and what it attends to.
 """
 
 import contextlib
@@ -28,15 +29,15 @@ def equal() -> Profile:
     half, whole, none = (0.5, 0.5), (1.0, 1.0), (0.0, 0.0)
     block = Block(
         "block", 1e9, half, whole, 0.0, 0.0, none, none, 0.0, (2.0**20, 2.0**20), none, none,
-        backward_input_s=half, backward_weight_s=half,
+        backward_input_s=half, backward_weight_s=half, slice_forward=(0.0, 0.5, 0.5), slice_backward=(0.0, 0.5, 0.5),
     )  # fmt: skip
     return Profile(
-        workload="equal", sample="sample", tokens_per_sample=0, batch=8, samples_per_epoch=80, device="A100-80",
+        workload="equal", sample="sample", tokens_per_sample=1024, batch=8, samples_per_epoch=80, device="A100-80",
         kind="estimated", compiled=False, precision="fp32", optimizer="sgd", state_bytes_per_parameter=0.0,
         samples=(1, 1000), blocks=(block,) * BLOCKS,
         crossings=tuple(Crossing(f"h{b}", b, (b + 1,), 0.0, 0) for b in range(BLOCKS - 1)),
         parameters=tuple(Parameter(f"w{b}", (b,), 250, 1000) for b in reversed(range(BLOCKS))),
-        input_bytes_per_sample=0.0, provenance=Provenance("made up", "2026-11-15"),
+        input_bytes_per_sample=0.0, provenance=Provenance("made up", "2026-11-15"), whole_sequences=None,
     )  # fmt: skip
 
 
