@@ -318,7 +318,8 @@ def timeline(
 ) -> Drawn:
     """Draw a plan's predicted timeline, or a saved one; with `measured`, both, joined.
 
-    `csv`: a file for what each rank of a replica computes, in torch's format. `schedule=FILE` takes it back.
+    `csv`: a file for what each rank of a replica computes, in torch's format. `schedule=FILE` takes it back, but
+    for one rank alone and for parts of sequences.
     """
     from trainplan.files import write_text
     from trainplan.predict.predict import predict as simulate
@@ -332,6 +333,7 @@ def timeline(
     if csv is not None and (plan is None or not csv.endswith(".csv")):
         why = "a plan has an order of work, and none is given" if plan is None else "its name does not end in .csv"
         raise InputError(f"--csv {csv}", why, "--plan 'pp=2 schedule=1f1b'" if plan is None else f"--csv {csv}.csv")
+    editable = True
     if plan is None:
         shown = [model if isinstance(model, Timeline) else Timeline.load(model)]
     else:
@@ -341,12 +343,13 @@ def timeline(
         shown = [expected.timeline()]
         if csv:
             write_text(csv, write_csv(orders_of(chosen)))
+            editable = chosen.pp > 1 and not chosen.slices
     if measured:
         shown.append(Timeline.load(measured))
     if trace:
         write(trace, shown)
     joined = join(*shown) if len(shown) == 2 else None
-    return Drawn(tuple(shown), width, step, joined, trace or "", csv or "")
+    return Drawn(tuple(shown), width, step, joined, trace or "", csv or "", editable)
 
 
 # -- in one's own loop ------------------------------------------------------------------------------------------------

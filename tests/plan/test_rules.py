@@ -32,6 +32,7 @@ ILLEGAL = [
     ({**PIPELINE, "stages": (4, 2)}, {}, "cuts must rise from 1 to 7", OPEN_STAGES),
     ({**PIPELINE, "stages": (0, 2)}, {}, "cuts must rise from 1 to 7", OPEN_STAGES),
     ({**PIPELINE, "stages": (3, 8)}, {}, "cuts must rise from 1 to 7", OPEN_STAGES),
+    ({"dp": 0, "placement": (((0,),),)}, {}, "dp counts from 1, and is 0", "dp=1"),
     ({"dp": 2, "placement": (((0,),),)}, {}, "has 2 × 1 entries, and this one has 1", OPEN_PLACEMENT),
     ({"dp": 2, "placement": (((0,),), ((0,),))}, {}, "from 0 to 1, and this one uses [0]", OPEN_PLACEMENT),
     ({"dp": 2, "placement": (((0,),), ((2,),))}, {}, "from 0 to 1, and this one uses [0, 2]", OPEN_PLACEMENT),

@@ -13,6 +13,7 @@ from trainplan.errors import InputError, PlanError
 from trainplan.plan import plan as plans
 from trainplan.plan.placement import placement
 from trainplan.plan.plan import WORDS, Plan, Request, open_fields, plan
+from trainplan.plan.rules import check
 from trainplan.plan.systems import SYSTEMS
 from trainplan.plan.text import from_json, parse, text, title, to_json
 
@@ -155,6 +156,12 @@ def test_json_that_is_no_plan() -> None:
     for other in ([1, 2], "dp=2", 7, None):
         with pytest.raises(InputError, match="a mapping was expected"):
             from_json(other)
+
+
+def test_an_empty_placement_is_none() -> None:
+    made = from_json({**to_json(plan(pp=2, stages=(1,), blocks=2, schedule="gpipe")), "placement": []})
+    with pytest.raises(PlanError, match="has 1 × 2 entries, and this one has none"):
+        check(made, 8)
 
 
 def test_a_placement_of_ones_own_is_kept() -> None:

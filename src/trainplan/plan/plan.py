@@ -123,7 +123,7 @@ class Plan:
     @property
     def wanted(self) -> int:
         """Stages that the table has places for: as many as there are once the model is cut."""
-        return len(self.placement[0])
+        return len(self.placement[0]) if self.placement else 0
 
     @property
     def takes_any_table(self) -> bool:

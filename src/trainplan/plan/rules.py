@@ -169,9 +169,9 @@ def fewer_stages(plan: Plan) -> str:
 def _placement(plan: Plan, asked: str) -> None:
     default = "leaving the placement out"
     usual = usual_placement(plan)
-    length = plan.wanted if plan.takes_any_table else len(usual[0])
+    length = plan.wanted if plan.takes_any_table and plan.placement else len(usual[0])
     if len(plan.placement) != len(usual) or any(len(pipeline) != length for pipeline in plan.placement):
-        sizes = ", ".join(str(len(pipeline)) for pipeline in plan.placement)
+        sizes = ", ".join(str(len(pipeline)) for pipeline in plan.placement) or "none"
         why = f"a placement for this plan has {len(usual)} × {length} entries, and this one has {sizes}"
         raise PlanError(asked, why, default)
     several = [stage for pipeline in plan.placement for stage in pipeline if len(stage) != 1]

@@ -187,7 +187,7 @@ def brief(choices: Request | Plan) -> str:
 
 def _own_table(plan: Plan) -> tuple[int, ...] | None:
     """The rank of every stage within a replica, where it is not as usual and one line can say it."""
-    if plan.placement == usual_placement(plan):
+    if not plan.placement or plan.dp < 1 or plan.placement == usual_placement(plan):
         return None
     own = tuple(stage[0] // plan.dp for stage in plan.placement[0] if stage)
     local = (own,) if plan.takes_any_table else renamed(usual_lines(plan), own)

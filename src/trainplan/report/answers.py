@@ -259,13 +259,15 @@ class Drawn:
     joined: Joined | None = None
     trace: str = ""
     csv: str = ""
+    editable: bool = True  # whether the order in that file can be given back
 
     def __str__(self) -> str:
         lines = [draw(timeline, self.width, self.step) for timeline in self.timelines]
         if self.joined is not None:
             lines.append(str(self.joined))
         if self.csv:
-            lines.append(f"order of work: {self.csv} (edit it, and give it back as schedule={self.csv})")
+            again = f" (edit it, and give it back as schedule={self.csv})" if self.editable else ""
+            lines.append(f"order of work: {self.csv}{again}")
         return "\n\n".join([*lines, *([f"trace: {self.trace} (open in ui.perfetto.dev)"] if self.trace else [])])
 
     def to_json(self) -> dict[str, Any]:
