@@ -154,7 +154,7 @@ OURS = ("src", "tests", "benchmarks", "docs", ".ci")
 
 def files() -> list[Path]:
     """What people write: not what tools leave behind."""
-    found = [path for path in ROOT.iterdir() if path.is_file()]
+    found = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a file in a work tree
     for folder in OURS:
         found += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
     hidden = ("__pycache__", ".egg-info")

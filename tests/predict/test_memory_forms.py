@@ -15,7 +15,7 @@ from trainplan.plan.plan import plan
 from trainplan.predict.clock import Played
 from trainplan.predict.memory import in_flight, peaks, tracks
 from trainplan.program.lower import lower
-from trainplan.program.lower.backend import RECEIVES_AHEAD
+from trainplan.program.posting import RECEIVES_AHEAD
 from trainplan.program.program import Program
 from trainplan.program.text import parse
 

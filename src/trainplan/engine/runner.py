@@ -25,9 +25,9 @@ from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending
 from trainplan.errors import RunError
 from trainplan.profile.capture.sliced import Slice
 from trainplan.profile.capture.stage import Stage
-from trainplan.program.lower.backend import RECEIVES_AHEAD
 from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import COLLECTIVES, RECEIVES, SENDS, Kind
+from trainplan.program.posting import RECEIVES_AHEAD, due, in_order_of_sending
 from trainplan.program.program import Program
 from trainplan.workload.workload import Batch, Loss
 
@@ -103,13 +103,18 @@ class Runner:
         self.program, self.rank, self.part, self.recorder = program, rank, part, recorder
         self.list = instructions(program, rank)
         self.handlers = HANDLERS
-        self.receives = [i for i in self.list if i.kind in RECEIVES]
+        taken = [i for i in self.list if i.kind in RECEIVES]
+        order = list(range(len(taken)))
+        if not part.layout.backend.tagged:
+            order = in_order_of_sending([i.peer for i in taken], [i.sent_by for i in taken])
+        self.receives = [taken[number] for number in order]  # as they are posted
+        self._due = due(order)
         self.edges = {(e.source, e.target): e for e in part.layout.edges}
         self.names = [c.name for c in part.layout.profile.crossings]
         captured = next(iter(part.held.values())).stage.captured
         self.shapes = {c.name: c.shape for c in captured.crossings}
         self.state: StepState | None = None
-        self._posted = 0
+        self._posted = self._taken = 0
         self._messages: dict[int, Message] = {}
         self._arrivals: Arrivals | None = None
 
@@ -119,9 +124,9 @@ class Runner:
         """Run the list once. `weights`: of each micro-batch (or slice of one) in the mean of the whole batch."""
         state = self.state = StepState(number, parts, weights)
         self.recorder.begin(number)
-        self._posted = 0
+        self._posted = self._taken = 0
         self._messages = {}
-        self._post(RECEIVES_AHEAD)
+        self._post()
         place = 0
         while place < len(self.list):
             place += self._run(place, state)
@@ -172,8 +177,9 @@ class Runner:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def _post(self, count: int) -> None:
-        for instruction in self.receives[self._posted : self._posted + count]:
+    def _post(self) -> None:
+        """Post the receives that are due."""
+        for instruction in self.receives[self._posted : self._due[self._taken]]:
             source, target = self._ends(instruction)
             numbers = self._carried(instruction.kind, source, target)
             samples = self.current.parts[instruction.micro].samples
@@ -188,7 +194,7 @@ class Runner:
                 self._arrivals = self._arrivals or Arrivals(RECEIVES_AHEAD)
                 message.watch(self._arrivals)
             self._messages[instruction.op] = message
-        self._posted = min(self._posted + count, len(self.receives))
+        self._posted = self._due[self._taken]
 
     def _receive(self, instruction: Instruction, state: StepState) -> None:
         """Wait for a message that was posted before; the time that it takes is what comes after its arrival."""
@@ -199,7 +205,8 @@ class Runner:
         names = self.edge_names(instruction.kind, *self._ends(instruction))
         tensors = message.take()
         state.values[instruction.made[0]] = dict(zip(names, tensors, strict=True))
-        self._post(1)
+        self._taken += 1
+        self._post()
         over = now() if instruction.waits else self.recorder.mark()
         self.recorder.note(instruction.op, there, over, sum(tensor.nbytes for tensor in tensors))
         self.recorder.note_arrival(instruction.sent_by, message.arrival.result() if message.arrival else there)

@@ -109,6 +109,7 @@ class Trainer:
         self._runners: dict[int, Runner] = {}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._part: Part | None = None
+        self._transport = transport(backend, self.device)
         self._optimizer_groups: Groups = ()
         self._evaluation: dict[int, Stage] = {}
 
@@ -169,13 +170,14 @@ class Trainer:
         for ranks, group in zip(program.groups, self._new_groups(program.groups), strict=True):
             self._groups.setdefault(ranks, group)
         groups = [self._groups[ranks] for ranks in program.groups]
+        self._transport.connect(program.links)
         if self._part is not None:
             return Part(**{**vars(self._part), "layout": layout, "groups": groups})
         held = {number: self._held(number, layout, groups) for number in self.stages}
         ties = {layout.first_tie + n: tie for n, tie in enumerate(layout.ties)}
         self._part = Part(
             layout=layout, replica=self.replica, held=held, loss=self.workload.loss,
-            transport=transport(self.backend, self.device), groups=groups, seed=self.seed, device=self.device,
+            transport=self._transport, groups=groups, seed=self.seed, device=self.device,
             slices=self.slices,
             tied={unit: _copies(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
         )  # fmt: skip

@@ -3,10 +3,11 @@
 * `gloo`: CPU tensors, tagged point-to-point, asynchronous.
 * `gloo-staged`: the same for GPU tensors, through pinned host memory: gloo's point-to-point cannot take them. This is
   what slices of one GPU use.
-* `nccl`: GPU tensors directly. Not tested above one rank.
+* `nccl`: GPU tensors directly. Its order of messages is tested on gloo (tests/engine/test_order_of_messages.py), NCCL
+  itself not above one rank.
 
-Every message has a tag made of (edge, micro-batch, direction, tensor), so the order in which the two ends post their
-halves does not matter.
+With gloo every message has a tag made of (edge, micro-batch, direction, tensor), so the order in which the two ends
+post their halves does not matter. NCCL has none: `program.posting` says in which order receives are posted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainplan.engine.clocks import now
+from trainplan.engine.world import groups_of
 from trainplan.errors import InputError, nearest
 
 Form = tuple[tuple[int, ...], torch.dtype]  # of a tensor that will arrive
@@ -115,6 +117,9 @@ class Gloo:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
+    def connect(self, links: Sequence[tuple[int, int]]) -> None:
+        """Make what messages between these pairs (from, to) need; all ranks ask for the same. Tags need nothing."""
+
     def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending:
         whole = [tensor.contiguous() for tensor in tensors]
         works = [dist.isend(tensor, to, tag=tag + i) for i, tensor in enumerate(whole) if tensor.numel()]
@@ -158,7 +163,30 @@ class Staged(Gloo):
 
 
 class Nccl(Gloo):
-    """GPU tensors over NCCL, which has no tags: messages between two ranks are matched in the order of posting."""
+    """GPU tensors over NCCL, which has no tags: messages are matched in the order of posting.
+
+    Each direction between two ranks has a communicator of its own. On a common one, where everything happens in turn, a
+    receive that is posted ahead would keep back the very message that the other rank needs before it can answer.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._links: dict[tuple[int, int], dist.ProcessGroup | None] = {}
+
+    def connect(self, links: Sequence[tuple[int, int]]) -> None:
+        fresh = tuple(link for link in links if link not in self._links)
+        self._links |= dict(zip(fresh, groups_of(fresh), strict=True))
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending:
+        whole, group = [tensor.contiguous() for tensor in tensors], self._links[dist.get_rank(), to]
+        works = [dist.isend(tensor, to, group=group) for tensor in whole if tensor.numel()]
+        return Works([w for w in works if w is not None], whole)
+
+    def receive(self, forms: Sequence[Form], source: int, tag: int) -> Message:
+        tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
+        group = self._links[source, dist.get_rank()]
+        works = [dist.irecv(tensor, source, group=group) for tensor in tensors if tensor.numel()]
+        return Message([w for w in works if w is not None], tensors, lambda: tensors)
 
 
 TRANSPORTS: dict[str, type[Gloo]] = {"gloo": Gloo, "gloo-staged": Staged, "nccl": Nccl}

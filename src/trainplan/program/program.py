@@ -170,6 +170,12 @@ class Program:
             return f"link {rank}→{peer}"
         return f"{lane.name.lower().replace('_', ' ')} {rank}" + (f" group {peer}" if lane is Lane.GROUP else "")
 
+    @property
+    def links(self) -> list[tuple[int, int]]:
+        """The pairs of ranks (from, to) between which something is sent."""
+        used = np.flatnonzero(self.resource_lane == Lane.LINK)
+        return list(zip(self.resource_rank[used].tolist(), self.resource_peer[used].tolist(), strict=True))
+
     @cached_property
     def frees(self) -> Ragged:
         """Operation → values that it frees."""

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from trainplan.errors import InputError, nearest
 
-# Receives are posted this many ahead of the one that is needed next, so that a message can travel meanwhile.
-RECEIVES_AHEAD = 4
-
 
 @dataclass(frozen=True)
 class Backend:
@@ -18,12 +15,13 @@ class Backend:
     host_computes: bool  # a CPU worker: the host is the device, so it waits for every computation
     receives_wait: bool  # the host waits for a message (gloo), or only the device does (NCCL)
     receives_on_device: bool = True  # a posted receive has its buffer on the device, or in host memory
+    tagged: bool = True  # messages between two ranks are told apart by tags, or only by their order
 
 
 BACKENDS = {
     "gloo": Backend("gloo", host_computes=True, receives_wait=True),
     "gloo-staged": Backend("gloo-staged", host_computes=False, receives_wait=True, receives_on_device=False),
-    "nccl": Backend("nccl", host_computes=False, receives_wait=False),
+    "nccl": Backend("nccl", host_computes=False, receives_wait=False, tagged=False),
 }
 
 

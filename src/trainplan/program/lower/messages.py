@@ -7,14 +7,16 @@ until the STEP) it counts. Receives are posted ahead, and their buffers count fr
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
-from trainplan.program.lower.backend import RECEIVES_AHEAD
 from trainplan.program.lower.edges import Edge, message_bytes
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.ops import COLLECTIVES, RECEIVES, Kind, Value
+from trainplan.program.posting import RECEIVES_AHEAD, due, in_order_of_sending
 from trainplan.program.program import Bools, Ints
 
 
@@ -29,7 +31,7 @@ def messages(ledger: Ledger, found: Found, homes: Ints, payload: Ints) -> None:
     if any(e.gradients for e in edges):
         _back(ledger, found, ends, payload)
     if layout.backend.receives_on_device:
-        _posted(ledger, found, payload)
+        _posted(ledger, found, ends, payload)
 
 
 class Ends:
@@ -139,24 +141,41 @@ def _taken(found: Found, ends: Ends) -> Ints:
     return np.where(same, take[following], -1).reshape(ends.send.shape)
 
 
-def _posted(ledger: Ledger, found: Found, payload: Ints) -> None:
-    """Buffers of receives from when they are posted until they are taken.
-
-    As many as are posted ahead are posted when a step begins; each of the others when the one so many before it has
-    been taken.
-    """
+def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
+    """Buffers of receives from when they are posted until they are taken (`program.posting`): some when a step begins,
+    each of the others when the one so many before it has been taken."""
     alone = np.flatnonzero(~np.isin(found.kind, COLLECTIVES))  # in the order of the lists
     starts = alone[_changes(found.rank[alone], found.step[alone])]
     ops = np.flatnonzero(np.isin(found.kind, RECEIVES))
     first = starts[np.searchsorted(starts, ops, side="right") - 1]  # operation of its step
     begins = np.flatnonzero(_changes(first))
-    number = np.arange(len(ops)) - np.repeat(begins, np.diff([*begins, len(ops)]))
-    at_once = (number < RECEIVES_AHEAD) & (first != ops)
+    begin = np.repeat(begins, np.diff([*begins, len(ops)]))
+    after = np.arange(len(ops)) - RECEIVES_AHEAD  # the receive whose taking has this one posted
+    if not found.layout.backend.tagged:
+        after = _after_those_sent_before(ops, first, begins, found.rank, ends)
+    at_once = (after < begin) & (first != ops)
     now, rank = ops[at_once], found.rank
     ledger.add(Value.COMMUNICATION, payload[now], rank[now], first[at_once], now, early=True)
-    later = np.flatnonzero(number >= RECEIVES_AHEAD)
-    then, before = ops[later], ops[later - RECEIVES_AHEAD]
+    later = np.flatnonzero(after >= begin)
+    then, before = ops[later], ops[after[later]]
     ledger.add(Value.COMMUNICATION, payload[then], rank[then], before, then, late=True, early=True)
+
+
+def _after_those_sent_before(ops: Ints, first: Ints, begins: Ints, rank: Ints, ends: Ends) -> Ints:
+    """For every receive the one (by its place in `ops`) whose taking has it posted, where messages have no tags."""
+    after = np.arange(len(ops)) - RECEIVES_AHEAD
+    sent = np.full(int(ops.max(initial=0)) + 1, -1, dtype=np.int64)
+    for receive, send in ((ends.take, ends.send), (ends.get, ends.give)):
+        sent[receive[receive >= 0]] = send[receive >= 0]
+    sent = sent[ops]
+    order = np.lexsort((ops, rank[sent], first))
+    same = ~_changes(first[order], rank[sent][order])[1:]
+    if (np.diff(sent[order])[same] > 0).all():  # nearly always: they are taken as they are sent
+        return after
+    for start, end in itertools.pairwise([*begins.tolist(), len(ops)]):
+        posted = in_order_of_sending(rank[sent[start:end]].tolist(), sent[start:end].tolist())
+        after[start:end] = start - 1 + np.searchsorted(due(posted), np.argsort(posted), side="right")
+    return after
 
 
 def _changes(*columns: Ints) -> Bools:

@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from trainplan.profile.profile import Profile
-from trainplan.program.lower.backend import RECEIVES_AHEAD
+from trainplan.program.posting import RECEIVES_AHEAD
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
