@@ -154,12 +154,16 @@ def _orders() -> list[Case]:
         )
     ]
     found = {"schedule": "lockstep", "micro": 3}
+    but_last = {"micro": 3, "recompute": "except-last"}
     bites, one_cycle = {"clip_norm": 0.05}, {"schedule": "onecycle"}
     v_shape = {"pp": 2, "chunks": 2, "stages": (1, 2, 4), "micro": 3, "schedule": "zb-v"}
     return [
         *cases,
         Case("torchgpipe-as-found", "residual", {**three, **found}),
-        Case("torchgpipe-as-found", "tied", {**two, **shared, **found, "dp": 2, "recompute": "full"}),
+        Case("torchgpipe-as-found", "tied", {**two, **shared, **found, **but_last, "dp": 2}),
+        # The pass that completes the gradients is the one that is not recomputed, or it is another.
+        Case("dapple", "residual", {**two, **shared, **but_last, "schedule": "1f1b", "dp": 2}),
+        Case("gpipe", "tied", {**three, **but_last, "schedule": "gpipe"}),
         Case("chimera", "tied", {"pp": 2, "micro": 3, "schedule": "chimera", "stages": (3,)}, fields=bites),
         Case("zb-v", "tied", v_shape, fields=bites),
         Case("gems", "tied", {"pp": 2, "micro": 3, "schedule": "gems", "stages": (2,)}, optimizer="adamw"),

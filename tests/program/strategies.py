@@ -102,7 +102,7 @@ def cases(draw, profile=None, placed: bool = True, folds=st.booleans(), overlaps
     choices = {
         "schedule": draw(st.sampled_from(SCHEDULES)) if pp > 1 else "naive",
         "stages": tuple(sorted(draw(st.permutations(range(1, blocks)))[: pp - 1])),
-        "recompute": draw(st.sampled_from(["none", "full"])),
+        "recompute": draw(st.sampled_from(["none", "full", "except-last"])),
         "bucket": draw(st.sampled_from([1, 40, 41, 100, 10**9])),
         "overlap": draw(st.sampled_from(overlaps)),
         **fixed,

@@ -40,7 +40,7 @@ class Pass:
 
 
 def _forward(run: Runner, op: Instruction, place: int) -> None:
-    if run.part.layout.recomputes:
+    if run.part.layout.recomputed[op.micro]:
         blockwise.forward(run, op)
         return
     state, held = run.current, run.part.held[op.stage]
@@ -114,7 +114,7 @@ def give_back(run: Runner, op: Instruction, gradients: dict[str, Tensor | None],
 
 
 def _backward(run: Runner, op: Instruction, place: int) -> int | None:
-    if run.part.layout.recomputes:
+    if run.part.layout.recomputed[op.micro]:
         blockwise.backward(run, op)
         return None
     held = run.part.held[op.stage]
@@ -328,9 +328,9 @@ def _squares(run: Runner) -> Tensor:
 
 
 def _barrier(run: Runner, op: Instruction, place: int) -> None:
-    """Go on when all ranks of the replica are here, and the device of each has done what it was given."""
-    if run.part.device.type == "cuda":
-        torch.cuda.synchronize(run.part.device)
+    """Go on when all ranks of the replica are here, and the device of each has computed what it was given."""
+    if run.part.device.type == "cuda":  # not the whole device: receives of later phases are posted there already
+        torch.cuda.current_stream(run.part.device).synchronize()
     start = now()
     _noted(run, op, start, Works([run.part.transport.barrier(run.part.groups[op.group])])).wait()
 

@@ -35,7 +35,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "terapipe",
     ),
     "updates": ("sync",),
-    "recompute": ("none", "full"),
+    "recompute": ("none", "full", "except-last"),
     "precision": ("fp32",),
     "overlap": ("on", "off"),
 }

@@ -105,8 +105,9 @@ def _headline(layout: Layout, cluster: Cluster) -> str:
         words += f" to {sizes[-1][-1]}" if sizes[-1][-1] != sizes[0][0] else ""
     if plan.pp > 1:
         words += f"; {_ORDERS[plan.schedule]}"
-    if plan.recompute == "full":
+    if layout.recomputes:
         words += "; only the inputs of blocks are kept, and every block runs forward once more before its backward"
+        words += "" if layout.recomputed.all() else " (but for the last micro-batch)"
     used = "is" if plan.world == 1 else "are"
     cut = f" Cut by {plan.cut_by}." if plan.cut_by else ""
     return f"{words}. {plan.world} of {cluster.world} devices of {cluster.name} {used} used.{cut}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainplan.cluster.cluster import Cluster
-from trainplan.plan.plan import WORDS, Plan, plan
+from trainplan.plan.plan import Plan, plan
 from trainplan.solve.shape import ENOUGH, micro_counts
 
 ALL_COUNTS_UP_TO = 16  # devices; beyond them only powers of two of devices or nodes, and all
 
 # The orders of work that are searched; the others are predicted and run when they are asked for by name.
 ORDERS = ("naive", "gpipe", "1f1b")
+RECOMPUTE = ("none", "full")
 
 
 def device_counts(cluster: Cluster) -> list[int]:
@@ -41,7 +42,7 @@ def sketches(blocks: int, cluster: Cluster, batch: int) -> Iterator[Plan]:
                 # One stage has nothing to order, and one micro-batch has only one order.
                 schedules = ("naive",) if pp == 1 or micro == 1 else ORDERS
                 for schedule in schedules:
-                    for recompute in WORDS["recompute"]:
+                    for recompute in RECOMPUTE:
                         yield plan(dp=dp, pp=pp, micro=micro, schedule=schedule, recompute=recompute, blocks=blocks)
 
 

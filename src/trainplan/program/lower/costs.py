@@ -27,21 +27,23 @@ def cost_classes(
     classes: list[CostClass] = []
     known: dict[tuple[Amount, ...], int] = {}
     class_of = np.zeros(len(example), dtype=np.int64)
-    columns = (table.kind, table.stage, table.unit, table.peer, table.replica, table.line, table.adds, table.last)
+    names = ("kind", "stage", "unit", "peer", "replica", "line", "adds", "last", "again")
+    columns = [getattr(table, name) for name in names]
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     for spot in np.flatnonzero(example >= 0).tolist():
         i, size = divmod(spot, len(sizes))
-        kind, stage, unit, peer, replica, line, adds, last = rows[i]
+        kind, stage, unit, peer, replica, line, adds, last, again = rows[i]
         if kind not in _BACKWARD:  # the same, whichever pass it belongs to
-            adds = last = 0
+            adds = last = again = 0
         samples = 0 if kind in WITHOUT_MICRO_BATCH else sizes[size]
-        key = (kind, stage, unit, peer, replica, line, adds, last, samples)
+        key = (kind, stage, unit, peer, replica, line, adds, last, again, samples)
         if key not in known:
             known[key] = len(classes)
             number = int(group[example[spot]])
             members = spans[number] if number >= 0 else ()
+            flags = bool(last), bool(again)
             classes.append(
-                _class(layout, Kind(kind), stage, unit, peer, replica, line, samples, adds, bool(last), members)
+                _class(layout, Kind(kind), stage, unit, peer, replica, line, samples, adds, *flags, members)
             )  # fmt: skip
         class_of[spot] = known[key]
     cost = class_of[place]
@@ -51,7 +53,7 @@ def cost_classes(
 
 def _class(
     layout: Layout, kind: Kind, stage: int, unit: int, peer: int, replica: int, line: int, samples: Amount, adds: int,
-    last_pass: bool, members: tuple[int, ...],
+    last_pass: bool, again: bool, members: tuple[int, ...],
 ) -> CostClass:  # fmt: skip
     plan, profile = layout.plan, layout.profile
     first, last = plan.bounds[stage]
@@ -70,7 +72,7 @@ def _class(
         return CostClass(kind, rank, -1, first, last, 0, 8, members)
     if kind is Kind.BARRIER:
         return CostClass(kind, rank, members=members)
-    if layout.recomputes and kind in (Kind.R, Kind.B):
+    if kind is Kind.R or again:
         return CostClass(kind, rank, -1, unit, unit + 1, samples, accumulate=adds)
     if kind is Kind.STEP:
         return CostClass(kind, rank, -1, first, last, accumulate=int(layout.copies[stage] > 1 and not layout.observed))

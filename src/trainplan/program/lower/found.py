@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,7 @@ class Found:
         # One line more, which stays empty: line -1.
         self._numbers = np.full((len(self._line) + 1, self.places), -1, dtype=np.int64)
         replica = np.searchsorted(layout.replicas, table.replica)
+        self.replica_of = replica[row]  # of every operation, among those that have lists
         whole = np.isin(table.kind, WITHOUT_MICRO_BATCH)[row]
         ops = np.flatnonzero(~whole)
         place = (replica[row[ops]] * steps + step[ops]) * plan.pieces + piece[ops]
@@ -84,10 +87,15 @@ class Found:
         return self._whole_backward(stages, final)
 
     def _whole_backward(self, stages: Sequence[int], final: bool) -> Ints:
-        layout = self.layout
-        if layout.recomputes:
+        layout, again = self.layout, self.recomputed
+        if again.any():
             bounds = [layout.plan.bounds[stage] for stage in stages]
-            return self.ops(Kind.B, stages, units=[first if final else last - 1 for first, last in bounds])
+            by_block = self.ops(Kind.B, stages, units=[first if final else last - 1 for first, last in bounds])
+            return by_block if again.all() else np.where(again, by_block, self._plain_backward(stages, final))
+        return self._plain_backward(stages, final)
+
+    def _plain_backward(self, stages: Sequence[int], final: bool) -> Ints:
+        layout = self.layout
         whole = self.ops(Kind.B, stages)
         if not final:
             return whole
@@ -124,13 +132,31 @@ class Found:
     def adds(self, stages: Sequence[int]) -> Bools:
         """Whether the backward pass of every place finds gradients that it adds to; the first of a step does where
         buckets keep them."""
+        return ~self._finds_none[self.gathering(stages)]
+
+    @cached_property
+    def _finds_none(self) -> Bools:
+        """Operation → whether it is the first of its step to add to the gradients of its weights."""
         layout = self.layout
         fresh = [h for h in layout.holdings if layout.copies[h.stage] == 1 or layout.gathers]
         first = np.zeros(len(self.kind), dtype=bool)
         if fresh:
             passes = self.own(self.gathering([h.stage for h in fresh]), fresh, empty=NEVER)
             first[passes.min(axis=2)] = True
-        return ~first[self.gathering(stages)]
+        return first
+
+    @property
+    def recomputed(self) -> Bools:
+        """Whether the passes of every place are recomputed."""
+        return self.layout.recomputed[self.piece]
+
+    def only(self, chosen: Bools) -> Found:
+        """The same with nothing but the chosen places, for look-ups by micro-batch."""
+        part = copy(self)
+        part._finds_none = self._finds_none  # which takes all places to find out
+        part._numbers, part.places = self._numbers[:, chosen], int(chosen.sum())
+        part.replica, part.piece, part._size = self.replica[chosen], self.piece[chosen], self._size[chosen]
+        return part
 
     def by_size(self, of: Callable[[int, Any], float], count: int) -> Ints:
         """of(thing, samples) for so many things and every place, worked out once for each size that occurs."""

@@ -56,12 +56,11 @@ def _pieces(found: Found, stages: list[int], units: list[int]) -> Ints:
     """The operation of every place that completes these buckets, if it is the last to add to them."""
     layout = found.layout
 
-    def piece(stage: int, unit: int) -> int:
-        if layout.recomputes:
-            return layout.buckets[stage][unit].block
-        return 0 if stage in layout.late else unit
-
-    whole = found.ops(Kind.B, stages, units=[piece(*pair) for pair in zip(stages, units, strict=True)])
+    pairs = list(zip(stages, units, strict=True))
+    whole = found.ops(Kind.B, stages, units=[0 if stage in layout.late else unit for stage, unit in pairs])
+    if layout.recomputes:
+        by_block = found.ops(Kind.B, stages, units=[layout.buckets[stage][unit].block for stage, unit in pairs])
+        whole = np.where(found.recomputed, by_block, whole)
     if not layout.splits:
         return whole
     second = found.ops(Kind.W, stages)  # after which all buckets are complete
@@ -88,9 +87,15 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
             if layout.copies[s] > 1:
                 trainable[s] = [p for p in trainable[s] if layout.is_tied(p)]
     coming = [number for number, h in enumerate(holdings) if trainable[h.stage]]
-    if coming:
-        put = _block_by_block if layout.recomputes else _by_first_pass
-        put(ledger, found, [holdings[number] for number in coming], home[coming], step[coming], trainable)
+    if not coming:
+        return
+    stage, copies = [holdings[number].stage for number in coming], [holdings[number] for number in coming]
+    first = found.own(found.gathering(layout.stages)[stage], copies, empty=NEVER)[:, 0].argmin(axis=1)
+    again = layout.recomputed[first]  # the first pass of each copy
+    for put, chosen in ((_block_by_block, again), (_by_first_pass, ~again)):
+        own = [number for number, mine in zip(coming, chosen, strict=True) if mine]
+        if own:
+            put(ledger, found, [holdings[number] for number in own], home[own], step[own], trainable)
 
 
 def updates(ledger: Ledger, found: Found) -> None:
@@ -181,6 +186,7 @@ def _block_by_block(
     ]
     of, blocks = [number for number, _, _ in rows], [block for _, block, _ in rows]
     ops = found.ops(Kind.B, [holdings[number].stage for number in of], units=blocks)
+    ops = np.where(found.recomputed, ops, -1)
     first = found.own(ops, [holdings[number] for number in of], empty=NEVER).min(axis=2)
     size = np.array([[size] for _, _, size in rows], dtype=np.int64)
     ledger.add(Value.GRADIENTS, size, home[of], first, step[of], (step[of],))

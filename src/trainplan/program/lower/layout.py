@@ -15,7 +15,7 @@ from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
 from trainplan.program.ops import Kind
-from trainplan.program.program import Ints
+from trainplan.program.program import Bools, Ints
 from trainplan.program.schedules import Order, orders_of
 
 
@@ -188,9 +188,18 @@ class Layout:
         """Whether the number that the loss's mean is over must be summed over the replicas first."""
         return self.plan.dp > 1 and self.profile.mean_over != "samples"
 
+    @cached_property
+    def recomputed(self) -> Bools:
+        """Micro-batch (or slice of one) → whether its passes are run forward once more, block by block, before they go
+        back. The last one may be left out: in GPipe's order it goes back right after it came."""
+        found = np.full(self.plan.pieces, self.plan.recompute != "none")
+        found[-1] &= self.plan.recompute != "except-last"
+        return found
+
     @property
     def recomputes(self) -> bool:
-        return self.plan.recompute == "full"
+        """Whether any are."""
+        return bool(self.recomputed.any())
 
     @property
     def observed(self) -> bool:

@@ -57,9 +57,12 @@ def _there(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     source, target, send, take, get = ends.source, ends.target, ends.send, ends.take, ends.get
     made, over = found.ops(Kind.F, source), found.backward(source, final=True)
     reader, final = found.ops(Kind.F, target), found.backward(target, final=True)
-    own = _own(layout)
-    out = found.by_size(lambda e, n: message_bytes(profile, own[e], n), len(layout.edges))
-    until = np.where(get >= 0, get if layout.recomputes else over, ends.source_step)
+    recomputed, count = found.recomputed, len(layout.edges)
+    plain, slim = (_own(layout, slimmer) for slimmer in (False, True))
+    out = found.by_size(lambda e, n: message_bytes(profile, plain[e], n), count)
+    if layout.recomputes:
+        out = np.where(recomputed, found.by_size(lambda e, n: message_bytes(profile, slim[e], n), count), out)
+    until = np.where(get >= 0, np.where(recomputed, get, over), ends.source_step)
     sent = send >= 0
     _add(ledger, sent, Value.BOUNDARY, out, ends.sender, made, until, (send,))
     _add(ledger, sent, Value.MESSAGE, payload[send], -1, send, take, (take,))
@@ -109,15 +112,15 @@ def _add(
     return numbers
 
 
-def _own(layout: Layout) -> list[tuple[int, ...]]:
+def _own(layout: Layout, recomputed: bool) -> list[tuple[int, ...]]:
     """The crossings that each edge is charged with on the side of the sender: each once, however many stages it goes
-    to; with recomputation not those that are kept for a block of the sender's anyway."""
+    to; of a pass that is recomputed not those that are kept for a block of the sender's anyway."""
     crossings = layout.profile.crossings
     last: dict[int, Edge] = {}
     for edge in layout.edges:
         for number in edge.crossings:
             stage_of = layout.stage_of
-            if not (layout.recomputes and edge.source in {stage_of[block] for block in crossings[number].consumers}):
+            if not (recomputed and edge.source in {stage_of[block] for block in crossings[number].consumers}):
                 last[number] = edge
     return [tuple(n for n in edge.crossings if last.get(n) is edge) for edge in layout.edges]
 
@@ -153,6 +156,9 @@ def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     after = np.arange(len(ops)) - RECEIVES_AHEAD  # the receive whose taking has this one posted
     if not found.layout.backend.tagged:
         after = _after_those_sent_before(ops, first, begins, found.rank, ends)
+    if found.layout.in_phases:  # whoever has nothing to compute in the first phase is at its barrier first
+        waits = np.isin(found.kind[first], RECEIVES)
+        first = np.where(waits, found.barriers[found.replica_of[ops], found.step[ops], 0], first)
     at_once = (after < begin) & (first != ops)
     now, rank = ops[at_once], found.rank
     ledger.add(Value.COMMUNICATION, payload[now], rank[now], first[at_once], now, early=True)

@@ -15,15 +15,15 @@ from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.phases import apart_from, in_phases
 from trainplan.program.lower.templates import Row, head, tail, templates
 from trainplan.program.ops import Kind
-from trainplan.program.program import Ints
+from trainplan.program.program import Bools, Ints
 from trainplan.program.schedules import Order
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 # What an operation of a schedule becomes: which template of its stage and line is put in its place. Of the passes that
 # gather the gradients of a stage, the first finds none, and the last completes them. Each of these is there for a whole
-# pass and for one in two parts, so many further on.
+# pass and, so many further on, for the second part of one or for one that is recomputed (there are never both).
 _FORWARD, _INPUT, _FIRST, _LATER, _LAST, _ONLY = range(6)
-_SECOND_PART = 4
+_OTHERWISE = 4
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Table:
     peer: Ints  # other stage of a message, -1
     adds: Ints  # of a backward pass: how often gradients are added to, or copied
     last: Ints  # 1: the backward pass that completes the gradients
+    again: Ints  # 1: of a pass that is recomputed, whose units are blocks
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,12 @@ class _Bodies:
         self.start: list[int] = []
         self.length: list[int] = []
 
-    def add(self, template: Sequence[Row], replica: int, rank: int, adds: int = 0, last: bool = False) -> int:
+    def add(
+        self, template: Sequence[Row], replica: int, rank: int, adds: int = 0, last: bool = False, again: bool = False
+    ) -> int:  # fmt: skip
         self.start.append(len(self.rows))
         self.length.append(len(template))
-        self.rows += [(r.kind, r.stage, replica, r.line, rank, r.unit, r.peer, adds, last) for r in template]
+        self.rows += [(r.kind, r.stage, replica, r.line, rank, r.unit, r.peer, adds, last, again) for r in template]
         return len(self.start) - 1
 
 
@@ -74,7 +77,7 @@ def entries(layout: Layout, steps: int) -> Entries:
     bodies = _Bodies(layout)
     lists: list[tuple[int, Ints, Ints]] = []  # rank, bodies, pieces (of barriers: phases)
     first = {(r, s, line): _stage(bodies, r, s, line) for r in layout.replicas for s, line in _ways(layout)}
-    variants = [_variants(order) for order in layout.orders]
+    variants = [_variants(order, layout.recomputed) for order in layout.orders]
     by_rank: dict[int, list[int]] = {}
     for number, holding in enumerate(layout.holdings):
         by_rank.setdefault(holding.rank, []).append(number)
@@ -127,16 +130,21 @@ def _stage(bodies: _Bodies, replica: int, stage: int, line: int) -> int:
     copied = int(layout.observed)
     first = bodies.add(shape.forward, replica, rank)
     bodies.add(shape.input_backward, replica, rank)
-    ways = [(shape.backward, shape.last_backward), (shape.weight_backward, shape.last_weight_backward)]
-    for usual, last in ways if layout.splits else ways[:1]:
-        bodies.add(usual, replica, rank, adds=kept)
-        bodies.add(usual, replica, rank, adds=1)
-        bodies.add(last, replica, rank, adds=1 + copied, last=True)
-        bodies.add(last, replica, rank, adds=kept + copied, last=True)
+    ways = [(shape.backward, shape.last_backward)]
+    if layout.splits:
+        ways.append((shape.weight_backward, shape.last_weight_backward))
+    elif layout.recomputes:
+        ways.append((shape.recomputed_backward, shape.last_recomputed_backward))
+    for way, (usual, last) in enumerate(ways):
+        again = bool(way) and layout.recomputes
+        bodies.add(usual, replica, rank, adds=kept, again=again)
+        bodies.add(usual, replica, rank, adds=1, again=again)
+        bodies.add(last, replica, rank, adds=1 + copied, last=True, again=again)
+        bodies.add(last, replica, rank, adds=kept + copied, last=True, again=again)
     return first
 
 
-def _variants(order: Order) -> Ints:
+def _variants(order: Order, recomputed: Bools) -> Ints:
     """Which template each operation of a rank becomes."""
     kind, stage = order[:, 0], order[:, 2]
     variant = np.full(len(order), _FORWARD, dtype=np.int64)
@@ -148,5 +156,5 @@ def _variants(order: Order) -> Ints:
         variant[passes[0]], variant[passes[-1]] = _FIRST, _LAST
         if len(passes) == 1:
             variant[passes] = _ONLY
-    variant[kind == Kind.W] += _SECOND_PART
+    variant[(kind == Kind.W) | ((kind == Kind.B) & recomputed[order[:, 3]])] += _OTHERWISE
     return variant

@@ -35,6 +35,8 @@ class Templates:
     input_backward: tuple[Row, ...]  # where backward comes in two parts: the first
     weight_backward: tuple[Row, ...]  # the second
     last_weight_backward: tuple[Row, ...]  # the one that completes the gradients
+    recomputed_backward: tuple[Row, ...]  # whole, with forward once more
+    last_recomputed_backward: tuple[Row, ...]  # the one that completes the gradients
 
 
 def templates(layout: Layout, stage: int, line: int) -> Templates:
@@ -47,12 +49,14 @@ def templates(layout: Layout, stage: int, line: int) -> Templates:
     )
     forward = (*takes, Row(Kind.F, stage, line), *gives)
     whole, last = (_backward(layout, stage, line, before, last) for last in (False, True))
+    again, last_again = (_recomputed(layout, stage, line, before, last) for last in (False, True))
     weights = Row(Kind.W, stage, line)
     buckets = 0 if stage in layout.late else len(layout.buckets[stage])
     exchange = tuple(Row(Kind.REDUCE_GRAD, stage, line, unit) for unit in range(buckets))
     return Templates(
         forward, (*whole, *after), (*last, *after),
         (*before, Row(Kind.I, stage, line), *after), (weights,), (weights, *exchange),
+        (*again, *after), (*last_again, *after),
     )  # fmt: skip
 
 
@@ -69,8 +73,6 @@ def messages(layout: Layout, stage: int, line: int) -> tuple[Row, ...]:
 
 
 def _backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:
-    if layout.recomputes:
-        return _recomputed(layout, stage, line, before, last)
     rows = [*before]
     buckets = len(layout.buckets[stage]) if last and stage not in layout.late else 0
     for unit in range(max(1, buckets)):

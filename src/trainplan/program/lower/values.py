@@ -35,7 +35,11 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
     layout = found.layout
     homes = found.homes()  # stage, place
     _states(ledger, found)
-    (recomputed_activations if layout.recomputes else activations)(ledger, found, homes)
+    for chosen, put in ((~found.recomputed, activations), (found.recomputed, recomputed_activations)):
+        if chosen.all():
+            put(ledger, found, homes)
+        elif chosen.any():
+            put(ledger, found.only(chosen), homes[:, chosen])
     gradients(ledger, found)
     updates(ledger, found)
     _counts(ledger, found)

@@ -85,7 +85,7 @@ def _chain(tables: Tables, cluster: Cluster, samples: int, recompute: str) -> In
     given = instance(
         forward + backward, weights, boundary[:-1], each("saved_bytes") + made, forward, read, states
     )  # fmt: skip
-    return recomputed(given) if recompute == "full" else given
+    return recomputed(given) if recompute != "none" else given
 
 
 def _levels(cluster: Cluster, ranks: Sequence[int]) -> list[tuple[int, float]]:

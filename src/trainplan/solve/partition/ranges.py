@@ -56,7 +56,7 @@ class Tables:
         self._known: dict[tuple[int, bool], Ranges] = {}
 
     def at(self, samples: int, recompute: str = "none") -> Ranges:
-        key = samples, recompute == "full"
+        key = samples, recompute != "none"
         if key not in self._known:
             self._known[key] = _ranges(self.profile, self.states, *key)
         return self._known[key]
