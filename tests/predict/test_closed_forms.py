@@ -29,7 +29,7 @@ def pipeline(schedule: str, stages: int, micro: int, recompute: str = "none", **
 def timed(program: Program, forward=1.0, backward=2.0, message=0.0, **other) -> Played:
     """Play with so many seconds a forward and backward pass, of all stages alike or one number for each."""
     table = dict.fromkeys((Kind.SEND_F, Kind.SEND_B), message)
-    table |= dict.fromkeys((Kind.REDUCE_GRAD, Kind.LOSS, Kind.STEP), 0.0)
+    table |= dict.fromkeys((Kind.REDUCE_GRAD, Kind.LOSS, Kind.STEP, Kind.BARRIER), 0.0)
     table |= {Kind.F: 0.0, Kind.B: 0.0, Kind.R: 0.0, **{Kind[name]: value for name, value in other.items()}}
     run = seconds_by_kind(program, table)
     for kind, value in ((Kind.F, forward), (Kind.R, forward), (Kind.B, backward)):

@@ -19,19 +19,19 @@ from trainplan.program.posting import RECEIVES_AHEAD
 from trainplan.program.program import Program
 from trainplan.program.text import parse
 
-SCHEDULES = ("gpipe", "1f1b", "naive")
+SCHEDULES = ("gpipe", "lockstep", "1f1b", "naive")
 SAVED, BOUNDARY, WEIGHTS = 100, 10, 1000  # of a block, and of what passes between two of them
 
 
 def held(schedule: str, stages: int, micro: int, rank: int) -> int:
     """Micro-batches in flight."""
-    return {"gpipe": micro, "1f1b": min(micro, stages - rank), "naive": 1}[schedule]
+    return {"gpipe": micro, "lockstep": micro, "1f1b": min(micro, stages - rank), "naive": 1}[schedule]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_micro_batches_in_flight(schedule: str) -> None:
     for p, m, message in itertools.product(range(2, 6), (1, 2, 3, 4, 8), (0.0, 0.5, 3.0)):
-        for recompute in ("none", "full"):
+        for recompute in ("none", "full", "except-last"):
             played = timed(pipeline(schedule, p, m, recompute), message=message)
             assert [in_flight(played, rank) for rank in range(p)] == [held(schedule, p, m, r) for r in range(p)]
 
@@ -115,6 +115,10 @@ def test_peak_memory_of_gpipe_with_recomputation() -> None:
             if not first:  # all inputs, and a gradient that goes back
                 inside += BOUNDARY * m + BOUNDARY
             assert peak.bytes == 2 * WEIGHTS + inside, (p, m, peak)
+        # The last one goes back at once, so that nothing is saved by recomputing it.
+        but_last = peaks(timed(pipeline("gpipe", p, m, recompute="except-last")))
+        every = peaks(timed(pipeline("gpipe", p, m, recompute="full")))
+        assert [peak.bytes for peak in but_last] == [peak.bytes for peak in every]
 
 
 # -- one device ---------------------------------------------------------------------------------------------------
