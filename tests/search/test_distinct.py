@@ -33,12 +33,12 @@ def test_more_devices_for_the_same_time_are_not_worth_a_row(eight):
     found = recommend(model(), eight, BATCH, top=20)
     replicas = [row.prediction.plan.dp for row in found.ranked if row.prediction.plan.pp == 1]
     assert 7 not in replicas
-    assert {8, 6, 4} <= set(replicas)
+    assert {8, 6} <= set(replicas)
 
 
-@pytest.mark.parametrize("top", [3, 5, 8])
-def test_places_go_to_the_best_that_differ(top, eight):
-    """The rows, against those picked by hand from everything there is."""
+@pytest.fixture(scope="module")
+def picked(eight):
+    """The rows, picked by hand from everything there is."""
     profile, tables = model(1), Tables(model(1))
     best = {}
     for sketch in sketches(len(profile.blocks), eight, BATCH):
@@ -62,9 +62,14 @@ def test_places_go_to_the_best_that_differ(top, eight):
     if fastest not in rows:
         rows.insert(0, fastest)
     assert len(rows) < len(best)  # some were put together
-    found = recommend(profile, eight, BATCH, top=top)
+    return rows
+
+
+@pytest.mark.parametrize("top", [3, 5, 8])
+def test_places_go_to_the_best_that_differ(top, eight, picked):
+    found = recommend(model(1), eight, BATCH, top=top)
     assert {(row.prediction.plan.dp, *kind(row.prediction)) for row in found.ranked} == {
-        (p.plan.dp, *kind(p)) for p in rows[:top]
+        (p.plan.dp, *kind(p)) for p in picked[:top]
     }
 
 

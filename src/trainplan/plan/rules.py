@@ -130,6 +130,20 @@ def check_model(plan: Plan, profile: Profile) -> Plan:
     return plan
 
 
+def is_order(plan: Plan) -> bool:
+    """Whether a plan's order of work goes with its numbers of ranks, chunks, pairs and micro-batches.
+
+    >>> from trainplan.plan.plan import plan
+    >>> [is_order(plan(pp=pp, micro=8, schedule="chimera")) for pp in (2, 3)]
+    [True, False]
+    """
+    try:
+        _schedule(plan, "")
+    except PlanError:
+        return False
+    return True
+
+
 def least_micro(plan: Plan) -> int:
     """The fewest micro-batches with which every copy of a stage has work.
 

@@ -154,22 +154,25 @@ def replicas_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
     Equal machines are not enough: of two pipelines over three stages on two nodes one may cross from node to node
     early, and the other late.
     """
-    if not cluster.uniform or plan.lines > 1:
+    if not cluster.uniform:
         return False
     paired = any(node.pairs for node in cluster.nodes)  # then it matters which devices of a node they are
 
-    def shape(pipeline: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, int], ...]:
+    def shape(replica: int) -> tuple[tuple[int, int], ...]:
         names: dict[int, int] = {}
-        places = [cluster.ranks[stage[0]] for stage in pipeline]
+        own = plan.placement[replica * plan.lines : (replica + 1) * plan.lines]
+        places = [cluster.ranks[stage[0]] for pipeline in own for stage in pipeline]
         return tuple((names.setdefault(node, len(names)), device if paired else 0) for node, device in places)
 
-    return len({shape(pipeline) for pipeline in plan.placement}) == 1 and _meet_alike(plan, cluster, profile)
+    return len({shape(replica) for replica in range(plan.dp)}) == 1 and _meet_alike(plan, cluster, profile)
 
 
 def _meet_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
     """Whether the messages of all replicas meet as many others at the network cards of their nodes."""
     if not shares_cards(cluster):
         return True
+    if plan.lines > 1:
+        return False  # those of its lines meet each other, too
     for edge in edges(profile, plan.bounds):
         for ends in ((edge.source, edge.target), (edge.target, edge.source)):
             crowds = [sorted(cards.items()) for cards in meeting(plan, cluster, *ends)]

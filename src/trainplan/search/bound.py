@@ -3,26 +3,33 @@
 A step takes at least the compute of its busiest rank. With p stages and m micro-batches that take T seconds through
 all stages, and M seconds through the slowest stage of the best partition there is:
 
-    one stage     Σ T                                 micro-batches go through one after the other
-    naive         max(Σ T, m M)
-    gpipe         T + (m - 1) M                       one passes everything, the slowest stage works m times
-    1f1b          max(m M, T / (1 - (1 - 1/m)^p))
+    one stage             Σ T                                 micro-batches go through one after the other
+    naive                 max(Σ T, m M)
+    gpipe                 T + (m - 1) M                       one passes everything, the slowest stage works m times
+    1f1b, 1f1b-early      max(m M, T / (1 - (1 - 1/m)^p))
+    several stages a rank, two directions                     m T / p
+    backward in two parts                                     nothing, before it is cut
 
-For the last: stage s cannot start before the stages ahead of it, nor end later than they need to finish, so
+For 1f1b: stage s cannot start before the stages ahead of it, nor end later than they need to finish, so
 V ≥ T_before(s) + m t(s) for every s; the t(s) that meet all of these with equality add up to V (1 - (1 - 1/m)^p).
 Where stages recompute, M counts the second forward and T does not: a stage may do it while it waits. Communication
 only adds. Bytes have a bound too: states and activations of all stages, shared out evenly.
+
+Cutting is quick, beside simulating; so what these leave is cut, and `solve/least.py` says what it takes at least then.
 """
 
 from __future__ import annotations
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
-from trainplan.plan.rules import split
+from trainplan.plan.rules import SPLIT_BACKWARD, split
 from trainplan.predict.predict import busy_ranks
 from trainplan.predict.speeds import speeds
+from trainplan.solve.least import Least
+from trainplan.solve.limits import usable
 from trainplan.solve.partition.bottleneck import bottleneck, slowest
 from trainplan.solve.partition.ranges import Tables
+from trainplan.solve.resolve import cuts
 
 
 class Bounds:
@@ -30,6 +37,7 @@ class Bounds:
 
     def __init__(self, tables: Tables, cluster: Cluster, batch: int) -> None:
         self.tables, self.cluster, self.batch = tables, cluster, batch
+        self.limit = usable(cluster)
         self._slowest: dict[tuple[int, int, str], float] = {}
         self._contention: dict[tuple[int, int, bool], float] = {}
         self._accumulate = sum(block.accumulate_s for block in tables.profile.blocks)
@@ -46,20 +54,44 @@ class Bounds:
             compute = max(sum(self._through(size, "none") for size in sizes), micro * stage)
         elif sketch.schedule == "gpipe":
             compute = through + (micro - 1) * stage
-        else:
+        elif sketch.schedule in ("1f1b", "1f1b-early"):
             compute = max(micro * stage, through / (1 - (1 - 1 / micro) ** sketch.pp))
+        elif sketch.schedule in SPLIT_BACKWARD:
+            compute = 0.0
+        else:
+            compute = micro * through / sketch.pp
         return compute * self._slowed(sketch)
+
+    def when_cut(self, sketch: Plan) -> float:
+        """The same of the sketch as it would be cut."""
+        if sketch.pp == 1:
+            return self.seconds(sketch)
+        least = Least(sketch, self.cluster, self.batch, self.tables)
+        found = least(cuts(sketch, self.cluster, self.batch, self.tables, self.limit))
+        return found * self._slowed(sketch) * max(speeds(self.tables.profile, self.cluster))
+
+    def likely(self, sketch: Plan) -> float:
+        """About what a step takes, with equal stages: no bound, but an order in which to look."""
+        sizes, p = self._sizes(sketch), sketch.pp
+        through = self._through(min(sizes), sketch.recompute)
+        idle = {"naive": (p - 1) * sketch.micro, "gems": (p - 1) * sketch.micro * 2 / 3}.get(sketch.schedule)
+        if idle is None:
+            idle = (p - 1) / sketch.chunks / (2 if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD else 1)
+        return (sketch.micro + idle) * through / p * self._slowed(sketch)
 
     def bytes(self, sketch: Plan) -> float:
         """The worst rank of any plan with this sketch needs at least as much."""
         ranges = self.tables.at(min(self._sizes(sketch)), sketch.recompute)
-        held = sketch.micro if sketch.schedule == "gpipe" else 1
+        held = sketch.micro if sketch.schedule in ("gpipe", "looped") else 1
         # Before the first backward pass the gradients are not there, unless buckets keep them; after it one
         # micro-batch less is, unless the next ones come only then.
-        before = self.tables.states if sketch.dp > 1 else self.tables.lasting
+        before = self.tables.states if sketch.dp * sketch.lines > 1 else self.tables.lasting
         still = held - 1 if held == sketch.micro else held
-        needs = before[0, -1] + held * ranges.kept, self.tables.states[0, -1] + still * ranges.kept
-        return float(max(needs)) / sketch.pp
+        if sketch.chunks > 1:
+            still = 0  # the other stages of a rank have no gradients yet
+        needs = (before[0, -1], held * ranges.kept), (self.tables.states[0, -1], still * ranges.kept)
+        copies = sketch.lines if sketch.pp % 2 == 0 else 1  # of all weights; a rank in the middle needs one for both
+        return float(max(copies * states + own for states, own in needs)) / sketch.pp
 
     def _through(self, size: int, recompute: str) -> float:
         return float(self.tables.at(size, recompute).seconds.sum())
@@ -71,9 +103,9 @@ class Bounds:
         key = sketch.pp, size, sketch.recompute
         if key not in self._slowest:
             times = self.tables.at(size, sketch.recompute).seconds
-            cuts = bottleneck(times, sketch.pp)
-            assert cuts is not None  # without a limit there is always one
-            self._slowest[key] = slowest(times, cuts)
+            best = bottleneck(times, sketch.pp)
+            assert best is not None  # without a limit there is always one
+            self._slowest[key] = slowest(times, best)
         return self._slowest[key]
 
     def _slowed(self, sketch: Plan) -> float:

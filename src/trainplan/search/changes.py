@@ -40,8 +40,10 @@ def _changes(plan: Plan, world: int) -> Iterator[tuple[str, Plan]]:
     yield "", uncut
     if plan.recompute == "none":
         yield "recompute=full", replace(uncut, recompute="full")
-    if plan.schedule == "gpipe":
-        yield "schedule=1f1b", replace(uncut, schedule="1f1b")
+    if plan.schedule not in ("naive", "1f1b"):
+        changed = replace(uncut, schedule="1f1b", chunks=1, pairs=1)
+        one = "".join(f" {field}=1" for field in ("chunks", "pairs") if getattr(plan, field) > 1)
+        yield f"schedule=1f1b{one}", replace(changed, placement=usual_placement(changed))
     for pp in range(plan.pp + 1, min(world, plan.blocks) + 1):
         dp = min(plan.dp, world // pp)
         deeper = _reshaped(uncut, dp, pp)

@@ -131,7 +131,8 @@ def _bubble(plan: Plan) -> str:
         return "waiting for the slowest replica"
     if plan.schedule == "naive":
         return f"{plan.pp} stages take turns"
-    return f"{plan.pp} stages fill and drain for {plan.micro} micro-batches"
+    stages = f"{plan.pp} stages" if plan.chunks == 1 else f"{plan.pp} ranks of {plan.chunks} stages each"
+    return f"{stages} fill and drain for {plan.micro} micro-batches"
 
 
 def _imbalance(p: Prediction, parts: Pieces) -> str:

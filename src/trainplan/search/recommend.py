@@ -1,7 +1,8 @@
 """The fastest plans that fit, with reasons; and what does not fit, with the smallest change that would.
 
-Every sketch in the space has a bound that it cannot beat (`bound.py`). Sketches are simulated in the order of their
-bounds, until those that are left cannot come among the first `top` any more; so the answer is that of simulating all.
+Every sketch in the space has a bound that it cannot beat (`bound.py`). Sketches are simulated in the order in which
+they are likely to be fast, but for those that cannot come among the first `top` any more; so the answer is that of
+simulating all.
 (Very many micro-batches are tried only where fewer do not fit.) Of shapes that differ in hardly more than the number of
 their devices one is shown (`distinct.py`). The best are then refined (other cuts, other bucket sizes) and ranked.
 """
@@ -25,12 +26,13 @@ from trainplan.search.reasons import compared, one_device, reason
 from trainplan.search.space import Shape, for_memory, shape_of, sketches
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.ranges import Tables
-from trainplan.solve.resolve import draft, refine
+from trainplan.solve.resolve import NOTHING, draft, refine
 from trainplan.units import gib
 
 Progress = Callable[[str, float], None]
 TOP = 8  # plans that are shown
 REJECTED = 5  # of those that do not fit
+FAR = 0.05  # behind the winner: from there on a gain must be as large as what is beyond it
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,9 @@ class _Search:
         self.considered = 0
 
     def run(self, progress: Progress) -> None:
-        plans = list(sketches(len(self.profile.blocks), self.cluster, self.batch))
+        plans = list(sketches(len(self.profile.blocks), self.cluster, self.batch, self.profile.has_halves))
         self.considered = len(plans)
-        order = sorted((for_memory(p), self.bounds.seconds(p), place) for place, p in enumerate(plans))
+        order = sorted((for_memory(p), self.bounds.likely(p), place) for place, p in enumerate(plans))
         self.single = self.predict(plans[0])
         # A shape that gets faster may join a group, and then there is room for one that was passed over: look again.
         while self._simulate(plans, order, progress):
@@ -169,12 +171,17 @@ class _Search:
     def _simulate(self, plans: list[Plan], order: list[tuple[bool, float, int]], progress: Progress) -> bool:
         """Whether there were any that may still come among the first."""
         before = len(self.known)
-        for count, (saving, bound, place) in enumerate(order):
+        for count, (saving, _, place) in enumerate(order):
             sketch = plans[place]
-            if bound >= self._beaten(sketch) or (saving and shape_of(sketch) in self.best):
+            beaten = self._beaten(sketch)
+            if (sketch, self.batch) in self.known or (saving and shape_of(sketch) in self.best):
+                continue
+            if self.bounds.seconds(sketch) >= beaten:
                 continue
             if self.bounds.bytes(sketch) > self.limit:
                 self._file_too_big(sketch)
+                continue
+            if self.bounds.when_cut(sketch) >= beaten:
                 continue
             self.predict(sketch)
             progress(f"{len(self.known)} plans simulated", count / len(order))
@@ -227,7 +234,12 @@ class _Search:
         """The best of the best shapes that differ in kind, refined."""
         left = ("stages", "bucket")
         best = shown(groups(self._standing(), self.cluster.world))[: self.top]
-        refined = [refine(p, left, self.cluster, self.batch, self.tables) for p in best]
+        refined = list[Prediction]()
+        for p in best:
+            # Behind the winner a gain must be worth a row, and what is far behind stays there.
+            behind = (p.step_s / refined[0].step_s - 1) if refined else 0.0
+            gain = max(HARDLY, behind - FAR) if refined else NOTHING
+            refined.append(refine(p, left, self.cluster, self.batch, self.tables, gain))
         return sorted(refined, key=lambda p: p.step_s)
 
     def rejected(self, fastest: float) -> list[Rejected]:

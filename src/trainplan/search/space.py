@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from trainplan.cluster.cluster import Cluster
-from trainplan.plan.plan import Plan, plan
+from trainplan.plan import rules
+from trainplan.plan.plan import WORDS, Plan, plan
 from trainplan.solve.shape import ENOUGH, micro_counts
 
 ALL_COUNTS_UP_TO = 16  # devices; beyond them only powers of two of devices or nodes, and all
 
-# The orders of work that are searched; the others are predicted and run when they are asked for by name.
-ORDERS = ("naive", "gpipe", "1f1b")
+CHUNKS = (2, 4)  # stages a rank, for orders that have several
 RECOMPUTE = ("none", "full")
 
 
@@ -30,20 +31,47 @@ def device_counts(cluster: Cluster) -> list[int]:
     return sorted(count for count in counts if count <= world)
 
 
-def sketches(blocks: int, cluster: Cluster, batch: int) -> Iterator[Plan]:
-    """Every plan worth a thought, not yet cut into stages. Plans that are the same program come once."""
+def sketches(blocks: int, cluster: Cluster, batch: int, in_parts: bool = False) -> Iterator[Plan]:
+    """Every plan worth a thought, not yet cut into stages. Plans that are the same program come once.
+
+    `in_parts`: the profile has the two parts of backward, which some orders of work need.
+    """
     for used in device_counts(cluster):
         for pp in (pp for pp in range(1, min(used, blocks) + 1) if used % pp == 0):
             dp = used // pp
             if dp > batch:
                 continue
-            few, many = micro_counts(plan(dp=dp, pp=pp), batch)
-            for micro in few + many:
-                # One stage has nothing to order, and one micro-batch has only one order.
-                schedules = ("naive",) if pp == 1 or micro == 1 else ORDERS
-                for schedule in schedules:
+            for outline in outlines(dp, pp, blocks, in_parts):
+                few, many = micro_counts(outline, batch)
+                for micro in few + many:
+                    # One stage has nothing to order, and one micro-batch has only one order.
+                    if (pp == 1 or micro == 1) and outline.schedule != "naive":
+                        continue
                     for recompute in RECOMPUTE:
-                        yield plan(dp=dp, pp=pp, micro=micro, schedule=schedule, recompute=recompute, blocks=blocks)
+                        sketch = replace(outline, micro=micro, recompute=recompute)
+                        if rules.is_order(sketch):
+                            yield sketch
+
+
+def outlines(dp: int, pp: int, blocks: int, in_parts: bool) -> Iterator[Plan]:
+    """Every order of work that goes with so many ranks, and with how many stages each; without micro-batches.
+
+    The words of a plan are tried, and its rules say which of them go: nothing is listed here.
+
+    >>> [(p.schedule, p.chunks) for p in outlines(1, 3, 6, in_parts=True)][-4:]
+    [('zb-h1', 1), ('zb-h2', 1), ('zb-v', 2), ('gems', 1)]
+    >>> [p.schedule for p in outlines(4, 1, 6, in_parts=True)]
+    ['naive']
+    """
+    for schedule in WORDS["schedule"]:
+        if schedule in rules.SPLIT_BACKWARD and not in_parts:
+            continue
+        for chunks in CHUNKS if schedule in rules.CHUNKED else (1,):
+            if pp * chunks > blocks:
+                continue
+            outline = plan(dp=dp, pp=pp, schedule=schedule, chunks=chunks, blocks=blocks)
+            if rules.is_order(replace(outline, micro=rules.least_micro(outline))):
+                yield outline
 
 
 def for_memory(sketch: Plan) -> bool:
@@ -55,5 +83,5 @@ Shape = tuple[int, int, str, str]
 
 
 def shape_of(sketch: Plan) -> Shape:
-    """Plans of one shape differ in their micro-batches, cuts and buckets only; a table shows the best of them."""
+    """Plans of one shape differ in their micro-batches, chunks, cuts and buckets; a table shows the best of them."""
     return sketch.dp, sketch.pp, sketch.schedule, sketch.recompute

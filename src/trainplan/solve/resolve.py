@@ -17,10 +17,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
@@ -32,6 +30,7 @@ from trainplan.predict.predict import Prediction, predict
 from trainplan.predict.speeds import speeds
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
+from trainplan.solve.least import Least
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.bottleneck import bottleneck
 from trainplan.solve.partition.choice import counts, partitioned, refuse
@@ -44,7 +43,7 @@ from trainplan.units import MIB
 
 BUCKETS = (1 * MIB, 4 * MIB, 8 * MIB, 25 * MIB, 64 * MIB)
 SLACKS = (0.05, 0.25)  # how much slower the slowest stage may be for the sake of less traffic
-_NOTHING = 1e-3  # a gain that no prediction is good enough to promise
+NOTHING = 1e-3  # a gain that no prediction is good enough to promise
 FEW_CUTS = 64  # ways to cut that are all looked at; where there are more, only those one move away
 MOST_SIMULATED = 24  # cuts of one plan
 _REPAIRS = 4  # times that the limit is tightened when the estimate of a stage's bytes was too low
@@ -101,7 +100,7 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
     found = predictions[0]
     for trial in predictions[1:]:
         if trial.fits:
-            better = not found.fits or trial.step_s < found.step_s * (1 - _NOTHING)
+            better = not found.fits or trial.step_s < found.step_s * (1 - NOTHING)
         else:
             better = not found.fits and trial.peak_bytes / trial.limit_bytes < found.peak_bytes / found.limit_bytes
         found = trial if better else found
@@ -119,18 +118,21 @@ def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables, slices: in
     return _predict(sketch, cluster, batch, tables)
 
 
-def refine(found: Prediction, left: Collection[str], cluster: Cluster, batch: int, tables: Tables) -> Prediction:
-    """The best of a plan and those with other cuts and buckets, where these were left open."""
+def refine(
+    found: Prediction, left: Collection[str], cluster: Cluster, batch: int, tables: Tables, gain: float = NOTHING
+) -> Prediction:
+    """The best of a plan and those with other cuts and buckets, where these were left open and may gain that share."""
     if "stages" in left and found.plan.pp > 1:
-        found = _recut(found, cluster, batch, tables)
-    if "bucket" in left and found.plan.world > found.plan.pp:
+        found = _recut(found, cluster, batch, tables, gain)
+    # Buckets hide communication; where there is next to nothing to hide, others are no better.
+    if "bucket" in left and found.plan.world > found.plan.pp and found.exposed_comm_s > gain * found.step_s:
         sizes = [size for size in bucket_sizes(found.plan, tables.profile) if size != found.plan.bucket]
         trials = [_predict(replace(found.plan, bucket=size), cluster, batch, tables) for size in sizes]
         found = best([found, *trials])
     return found
 
 
-def _recut(found: Prediction, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
+def _recut(found: Prediction, cluster: Cluster, batch: int, tables: Tables, gain: float) -> Prediction:
     def trial(limit: float, slack: float = 0.0) -> tuple[int, ...]:
         return cuts(found.plan, cluster, batch, tables, limit, slack)
 
@@ -142,23 +144,25 @@ def _recut(found: Prediction, cluster: Cluster, batch: int, tables: Tables) -> P
         found = best([found, _predict(replace(found.plan, stages=trial(limit)), cluster, batch, tables)])
     others = {trial(limit, slack) for slack in SLACKS} - {found.plan.stages}
     found = best([found, *(_predict(replace(found.plan, stages=c), cluster, batch, tables) for c in sorted(others))])
-    return _moved(found, others | {found.plan.stages}, cluster, batch, tables) if found.fits else found
+    return _moved(found, others | {found.plan.stages}, cluster, batch, tables, gain) if found.fits else found
 
 
-def _moved(found: Prediction, known: set[tuple[int, ...]], cluster: Cluster, batch: int, tables: Tables) -> Prediction:
+def _moved(
+    found: Prediction, known: set[tuple[int, ...]], cluster: Cluster, batch: int, tables: Tables, gain: float
+) -> Prediction:
     """The best by the clock of the cuts around those that were found, or of all where they are few.
 
     Cuts whose busiest stage alone takes longer than the best step so far need no simulation: most of them.
     """
     plan, simulated = found.plan, 0
-    bound = _bound(plan, cluster, batch, tables)
+    bound = Least(plan, cluster, batch, tables)
     stages = plan.wanted
     few = math.comb(plan.blocks - 1, stages - 1) <= FEW_CUTS
     while True:
         around = itertools.combinations(range(1, plan.blocks), stages - 1) if few else _one_move(found.plan)
         before = found
         for least, trial in sorted((bound(trial), trial) for trial in set(around) - known):
-            if simulated == MOST_SIMULATED or least >= found.step_s * (1 - _NOTHING):
+            if simulated == MOST_SIMULATED or least >= found.step_s * (1 - gain):
                 break
             simulated += 1
             known.add(trial)
@@ -178,32 +182,6 @@ def _one_move(plan: Plan) -> Iterator[tuple[int, ...]]:
                 yield (*plan.stages[: place - 1], cut, *plan.stages[place:])
 
 
-def _bound(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Callable[[tuple[int, ...]], float]:
-    """Seconds that a step takes at least with given cuts: the work of each rank, and what it has to wait for.
-
-    A stage starts after a micro-batch has come through those ahead of it, and these end after it: so a step takes as
-    long as one micro-batch in the stages ahead and all of them here. The host issues without waiting for either.
-    """
-    if plan.spread or plan.lines > 1 or plan.wanted > plan.pp or plan.slices:  # ranks share a stage, or stages a rank …
-        return lambda trial: 0.0
-    size = rules.split(batch, plan.dp)[0] // plan.micro
-    own, plain = tables.at(size, plan.recompute), tables.at(size)  # a stage may recompute while it waits
-    joint = backend(cluster.backend).host_computes
-    fastest = max(speeds(tables.profile, cluster))
-    run, through = (ranges.pace(True) if joint else ranges.seconds for ranges in (own, plain))
-
-    def bound(trial: tuple[int, ...]) -> float:
-        here, host, once = (np.add.reduceat(seconds / fastest, [0, *trial]) for seconds in (run, own.issue, through))
-        busiest = plan.micro * max(here.max(), host.max())
-        if plan.schedule == "naive":
-            return float(max(plan.micro * once.sum(), busiest))
-        if plan.schedule in ("gpipe", "1f1b"):
-            return float(max((np.cumsum(once) - once + plan.micro * here).max(), busiest))
-        return float(busiest)
-
-    return bound
-
-
 def _predict(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
     return predict(rules.check(plan, batch, cluster.world), tables.profile, cluster, batch)
 
@@ -218,7 +196,8 @@ def bucket_sizes(plan: Plan, profile: Profile) -> list[int]:
 def cuts(plan: Plan, cluster: Cluster, batch: int, tables: Tables, limit: float, slack: float = 0.0) -> tuple[int, ...]:
     """The bottleneck partition within a limit of bytes; where there is none, the one that needs the least memory."""
     local = max(rules.split(batch, plan.dp))
-    ranges = tables.at(max(rules.split(local, plan.micro)), plan.recompute)
+    samples = max(rules.split(local, plan.micro))
+    ranges = tables.at(samples, plan.recompute)
     pace = ranges.pace(backend(cluster.backend).host_computes)
     stages = plan.wanted
     on_rank = Counter(rank for line in plan.placement[: plan.lines] for (rank,) in line)
@@ -234,6 +213,12 @@ def cuts(plan: Plan, cluster: Cluster, batch: int, tables: Tables, limit: float,
 
     def within(limit: float) -> tuple[int, ...] | None:
         # A rank with several stages has a share of the limit for each.
+        # Mostly there is room for all, and then the cuts are those without a limit, which several plans share.
+        key = stages, samples, plan.recompute, cluster.backend, slack
+        if key not in tables.free:
+            tables.free[key] = bottleneck(pace, stages, ranges.traffic, slack=slack) or ()
+        if ranges.fits(tables.free[key], held, limit / shared, batch_bytes):
+            return tables.free[key]
         allowed = ranges.allowed(held, limit / shared, batch_bytes)
         return bottleneck(pace, stages, ranges.traffic, allowed, slack)
 

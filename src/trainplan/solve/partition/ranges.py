@@ -32,6 +32,9 @@ class Ranges:
     each: Floats  # [i, j] bytes of every micro-batch in flight
     step: Floats  # [i, j] bytes at the optimizer's step
     kept: float  # bytes that a micro-batch leaves inside all blocks for backward, wherever they are cut
+    forward: Floats  # seconds of forward of each block on the device
+    forward_issue: Floats  # … of the host
+    backward_parts: Floats  # seconds of backward in two parts; none: not measured
 
     def pace(self, host_computes: bool) -> Floats:
         """Seconds of each block by the clock: the slower of host and device, or both in turn where they are one."""
@@ -40,6 +43,13 @@ class Ranges:
     def need(self, stage: int, in_flight: Sequence[int], batch_bytes: float = 0.0) -> Floats:
         """[i, j]: bytes of a stage that holds these blocks, and the batch."""
         return np.maximum(self.fixed + in_flight[stage] * self.each, self.step) + batch_bytes
+
+    def fits(self, cuts: Sequence[int], in_flight: Sequence[int], limit: float, batch_bytes: float = 0.0) -> bool:
+        """Whether every stage of a partition stays within the limit."""
+        edges = np.array([0, *cuts, len(self.seconds)])
+        place = edges[:-1], edges[1:]
+        need = np.maximum(self.fixed[place] + np.array(in_flight) * self.each[place], self.step[place])
+        return bool((need + batch_bytes <= limit).all())
 
     def allowed(self, in_flight: Sequence[int], limit: float, batch_bytes: float = 0.0) -> NDArray[np.bool_]:
         """[stage, i, j]: whether a stage with so many micro-batches in flight stays within the limit."""
@@ -53,6 +63,10 @@ class Tables:
         self.profile = profile
         self.states = _states(profile, gradients=True)
         self.lasting = _states(profile, gradients=False)  # from step to step
+        self.reads_grad = np.zeros(len(profile.blocks), dtype=bool)  # whether a gradient goes back from a block
+        for crossing in profile.crossings:
+            self.reads_grad[list(crossing.consumers)] |= crossing.needs_grad
+        self.free: dict[tuple[object, ...], tuple[int, ...]] = {}  # cuts without a limit, by what they depend on
         self._known: dict[tuple[int, bool], Ranges] = {}
 
     def at(self, samples: int, recompute: str = "none") -> Ranges:
@@ -84,6 +98,9 @@ def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) ->
     def per_block(quantity: str) -> Floats:
         return np.array([profile.total(quantity, b, b + 1, samples) for b in range(blocks)])
 
+    parts = np.zeros(0)
+    if profile.has_halves:
+        parts = per_block("backward_input_s") + per_block("backward_weight_s")
     forward, backward, saved = per_block("forward_s"), per_block("backward_s"), per_block("saved_bytes")
     forward_issue, backward_issue = per_block("forward_issue_s"), per_block("backward_issue_s")
     crossings = profile.crossings
@@ -121,9 +138,11 @@ def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) ->
     if recomputes:  # one block at a time is whole, with a second copy of what it hands on
         fixed += _largest(saved + own)
         seconds, issue = 2 * forward + backward, 2 * forward_issue + backward_issue
-        return Ranges(seconds, issue, traffic[:blocks], fixed, each, step, kept=0.0)
-    seconds, issue, each = forward + backward, forward_issue + backward_issue, each + _sums(saved)
-    return Ranges(seconds, issue, traffic[:blocks], fixed, each, step, kept=float(saved.sum()))
+        kept = 0.0
+    else:
+        seconds, issue, each = forward + backward, forward_issue + backward_issue, each + _sums(saved)
+        kept = float(saved.sum())
+    return Ranges(seconds, issue, traffic[:blocks], fixed, each, step, kept, forward, forward_issue, parts)
 
 
 def _states(profile: Profile, gradients: bool) -> Floats:
