@@ -61,6 +61,21 @@ def test_one_replica_stands_for_all(case: Case, slowdown: Slowdown, whole: bool,
         assert peak.bytes == max(all_peaks[rank].bytes for rank in case.plan.replicas_of(stage))
 
 
+@pytest.mark.parametrize("schedule", ["gems", "chimera", "chimera-doubled"])
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_one_replica_stands_for_all_in_two_directions(schedule: str, nodes: int) -> None:
+    where = cluster(nodes, 8 // nodes, 10.0, 0.25, 0.125, network_rate=4.0)
+    made = plan(dp=2, pp=4, micro=9, schedule=schedule, stages=(1, 4, 6), blocks=8)
+    profile = chain(8, forward=0.5, backward=1.0)
+    assert replicas_alike(made, where, profile)
+    once, every = (predict(made, profile, where, 18, keep=keep) for keep in (False, True))
+    assert len(once.peaks) < len(every.peaks)
+    assert once.step_s == pytest.approx(every.step_s)
+    assert once.exposed_comm_s == pytest.approx(every.exposed_comm_s)
+    assert (once.peak_bytes, once.bubble) == (every.peak_bytes, pytest.approx(every.bubble))
+
+
+
 def test_predictions_with_and_without_all_replicas_agree() -> None:
     where = cluster(devices=4, rate=100.0, latency=0.01)
     for choices in (plan(dp=4, bucket=1000, blocks=4), two_by_two(), two_by_two(recompute="full", schedule="gpipe")):

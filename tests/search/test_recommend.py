@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from search.models import model
+from search.models import SIZES, model
+from synthetic import chain
 from trainplan.cluster.overrides import with_overrides
 from trainplan.cluster.parse import cluster
 from trainplan.errors import PlanError
@@ -267,8 +268,10 @@ def test_an_order_that_the_clock_finds_faster_wins():
     """Weights too dear to exchange, so a pipeline: several stages a rank fill it sooner, backward in two parts sooner
     yet where it costs no more than the whole."""
     dear = with_overrides(cluster("4xTitanRTX"), {"link": "2GB/s"})
-    profile = model(5, blocks=16, weights=400 * MIB)
-    found = recommend(profile, dear, BATCH, top=12)
+    profile = chain(
+        blocks=8, forward=1e-3, backward=2e-3, weights=800 * MIB, samples=SIZES, flat=False, device="TitanRTX"
+    )
+    found = recommend(profile, dear, BATCH, top=6)
     assert found.best.plan.pp > 1
     by_order = {row.prediction.plan.schedule: row.prediction.step_s for row in reversed(found.ranked)}
     assert found.best.plan.schedule in ("interleaved", "looped")

@@ -111,9 +111,9 @@ def one_device(single: Prediction | None, winner: Prediction, runner_up: Predict
 def _traffic(p: Prediction, profile: Profile, cluster: Cluster) -> str:
     """What is sent, and over what."""
     plan, words = p.plan, []
-    if plan.dp > 1:
+    if max(len(plan.replicas_of(stage)) for stage in range(plan.depth)) > 1:
         size = sum(parameter.bytes for parameter in profile.parameters if parameter.trainable)
-        rings = [plan.replicas_of(stage) for stage in range(plan.depth)]
+        rings = [ring for ring in map(plan.replicas_of, range(plan.depth)) if len(ring) > 1]
         link = _slowest(cluster, [pair for ring in rings for pair in zip(ring, (*ring[1:], ring[0]), strict=True)])
         words.append(f"{gib(size)} of gradients over {link.name} {gb_per_s(link.rate)}")
     if plan.pp > 1:
