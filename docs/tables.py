@@ -77,9 +77,36 @@ def clock(name: str) -> str:
     return "\n".join(lines)
 
 
+def gaps(name: str) -> str:
+    """How far heuristics are from the best, and how long exact solvers take, from a file of benchmarks/partitioners.py."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    lines = [
+        f"`{data['command']}`",
+        "",
+        "| partitioner | against the best of | instances | best found | mean gap | worst gap | no answer |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in data["gaps"]:
+        share = row["best"] / row["instances"]
+        lines.append(
+            f"| {row['partitioner']} | {row['against']} | {row['instances']} | {share:.1%} | {row['mean_gap']:.2%} | "
+            f"{row['worst_gap']:.1%} | {row['unanswered']} |"
+        )
+    speed = data["speed"]
+    slowest = max(speed["seconds"], key=speed["seconds"].get)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{speed['blocks']} blocks on {speed['devices']} devices take {speed['seconds'][slowest]:.2f} s at most "
+            f"({slowest}); the goal is {speed['goal_s']:g} s.",
+        ]
+    )
+
+
 def rewritten(text: str) -> str:
     """A page with every table between <!-- NAME ARGUMENT --> and <!-- /NAME --> made anew."""
-    makers = {"systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock}
+    makers = {"systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps}
 
     def table(match: re.Match[str]) -> str:
         maker, argument = makers[match[1]], (match[2] or "").strip()

@@ -75,7 +75,6 @@ def test_one_replica_stands_for_all_in_two_directions(schedule: str, nodes: int)
     assert (once.peak_bytes, once.bubble) == (every.peak_bytes, pytest.approx(every.bubble))
 
 
-
 def test_predictions_with_and_without_all_replicas_agree() -> None:
     where = cluster(devices=4, rate=100.0, latency=0.01)
     for choices in (plan(dp=4, bucket=1000, blocks=4), two_by_two(), two_by_two(recompute="full", schedule="gpipe")):

@@ -13,6 +13,8 @@ from trainplan.solve.shape import ENOUGH, micro_counts
 ALL_COUNTS_UP_TO = 16  # devices; beyond them only powers of two of devices or nodes, and all
 
 CHUNKS = (2, 4)  # stages a rank, for orders that have several
+CHUNKS = (2, 4)  # stages a rank, for orders that have several
+NEVER_BETTER = ("lockstep",)  # gpipe with barriers: for those who have it, not for those who choose
 RECOMPUTE = ("none", "full")
 
 
@@ -56,7 +58,7 @@ def sketches(blocks: int, cluster: Cluster, batch: int, in_parts: bool = False) 
 def outlines(dp: int, pp: int, blocks: int, in_parts: bool) -> Iterator[Plan]:
     """Every order of work that goes with so many ranks, and with how many stages each; without micro-batches.
 
-    The words of a plan are tried, and its rules say which of them go: nothing is listed here.
+    The words of a plan are tried, and its rules say which of them go. (TeraPipe's slices are not searched for.)
 
     >>> [(p.schedule, p.chunks) for p in outlines(1, 3, 6, in_parts=True)][-4:]
     [('zb-h1', 1), ('zb-h2', 1), ('zb-v', 2), ('gems', 1)]
@@ -64,7 +66,7 @@ def outlines(dp: int, pp: int, blocks: int, in_parts: bool) -> Iterator[Plan]:
     ['naive']
     """
     for schedule in WORDS["schedule"]:
-        if schedule in rules.SPLIT_BACKWARD and not in_parts:
+        if schedule in NEVER_BETTER or (schedule in rules.SPLIT_BACKWARD and not in_parts):
             continue
         for chunks in CHUNKS if schedule in rules.CHUNKED else (1,):
             if pp * chunks > blocks:

@@ -85,7 +85,7 @@ def _by_name(request: Request, sketch: Plan, cluster: Cluster, batch: int, table
             break
         try:
             plan = partitioned(request, replace(sketch, micro=count), cluster, batch, tables)
-            trial = _predict(plan, cluster, batch, tables)
+            trial = draft(plan, cluster, batch, tables, request.slices if isinstance(request.slices, int) else None)
         except PlanError as error:
             refused.append(error)
             continue
