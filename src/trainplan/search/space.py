@@ -13,7 +13,6 @@ from trainplan.solve.shape import ENOUGH, micro_counts
 ALL_COUNTS_UP_TO = 16  # devices; beyond them only powers of two of devices or nodes, and all
 
 CHUNKS = (2, 4)  # stages a rank, for orders that have several
-CHUNKS = (2, 4)  # stages a rank, for orders that have several
 NEVER_BETTER = ("lockstep",)  # gpipe with barriers: for those who have it, not for those who choose
 RECOMPUTE = ("none", "full")
 

@@ -120,14 +120,14 @@ def _with_recompute(name: str, given: Instance, asked: str | None) -> Partition:
 
 def _forced(name: str, given: Instance, word: str) -> Partition:
     """The planner's answer where every block is recomputed, or none."""
-    found = PARTITIONERS[name](plain(recomputed(given) if word == "full" else given))
-    return replace(found, recompute=tuple(range(given.blocks)) if word == "full" else ())
+    found = PARTITIONERS[name](plain(recomputed(given) if word != "none" else given))
+    return replace(found, recompute=tuple(range(given.blocks)) if word != "none" else ())
 
 
 def _planned(request: Request, sketch: Plan, found: Partition) -> Plan:
     """The plan of an answer that says how many ranks each stage has."""
     name, widths = request.partition or "", set(found.replicas)
-    recompute = "full" if found.recompute else "none"
+    recompute = request.recompute or ("full" if found.recompute else "none")
     if found.stages == 1:
         return _one_stage(replace(sketch, recompute=recompute), found.devices, name, found)
     made = replace(
