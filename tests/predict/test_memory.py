@@ -30,11 +30,13 @@ PLANS = {
     "gpipe": {"pp": 2, "micro": 4, "schedule": "gpipe"},
     "1f1b": {"pp": 2, "micro": 4, "schedule": "1f1b"},
     "1f1b, recompute": {"pp": 2, "micro": 4, "schedule": "1f1b", "recompute": "full"},
+    "lockstep, but last": {"pp": 2, "micro": 4, "schedule": "lockstep", "recompute": "except-last"},
+    "zb-h1": {"pp": 2, "micro": 4, "schedule": "zb-h1"},
     "ddp": {"dp": 2, "bucket": 2**18},
     "ddp, accumulate": {"dp": 2, "micro": 2, "bucket": 2**18},
 }
 # Beyond the smallest model one of each kind: what differs there are the blocks, not the plans.
-ENOUGH = ("single", "accumulate", "gpipe", "1f1b, recompute")
+ENOUGH = ("single", "accumulate", "gpipe", "1f1b, recompute", "zb-h1")
 CASES = [(model, choices) for model in MODELS for choices in (PLANS if model == "mlp" else ENOUGH)]
 
 

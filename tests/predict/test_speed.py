@@ -34,7 +34,9 @@ def operations(schedule: str, stages: int = 64, micro_batches: int = 512) -> int
     boundaries = stages - 1 - (schedule == "zb-v")  # at the bottom of the V a rank hands over to itself
     copies = 2 if schedule.startswith(("gems", "chimera")) else 1
     exchanges = stages + 1 if copies > 1 else 0  # of the gradients of every stage, and of the loss
-    return micro_batches * (passes * stages + 4 * boundaries) + copies * stages + exchanges
+    ticks = micro_batches + stages - 1  # in either direction, and messages between any two of them
+    barriers = 2 * (2 * ticks - 1) if schedule == "lockstep" else 0
+    return micro_batches * (passes * stages + 4 * boundaries) + copies * stages + exchanges + barriers
 
 
 def test_a_missed_goal_is_told() -> None:

@@ -15,9 +15,9 @@ came from other stages or goes to them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
-from trainplan.profile.profile import Amount, Crossing, Profile
+from trainplan.profile.profile import Amount, Crossing, Portion, Profile
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class Footprints:
         self.profile = profile
         self.saved, self.forward_workspace = each("saved_bytes"), each("forward_workspace_bytes")
         self.backward_workspace = each("backward_workspace_bytes")
+        share = samples.samples * samples.share if isinstance(samples, Portion) else samples
+        self.loss = round(profile.loss_bytes * share)
+        self._branch = [round(block.branch_bytes * share) for block in profile.blocks]
         self.size = [crossing.bytes(samples) for crossing in profile.crossings]
         self._back: dict[tuple[int, int, bool], list[Moment]] = {}
         self._forward: dict[tuple[int, int], tuple[int, int]] = {}
@@ -85,6 +88,25 @@ class Footprints:
             own = (p.bytes for p in self.profile.parameters_of(block, block + 1) if p.trainable)
             extra = max(0, extra - max(own, default=0))
         return extra
+
+    def halfway(self, first: int, last: int) -> int:
+        """Backward in two parts: the gradients that the first leaves for the second."""
+        return sum(self._branch[first:last])
+
+    def input_extra(self, first: int, last: int) -> int:
+        """How much more is alive at the worst moment of the first part than at its end. It makes no gradients of
+        weights; those that it leaves gather from the last block on."""
+        moments = self.backward(first, last, adds=False)
+        own = [
+            max((p.bytes for p in self.profile.parameters_of(b, b + 1) if p.trainable), default=0)
+            for b in range(first, last)
+        ]
+        gathered = list(accumulate(reversed(self._branch[first:last])))[::-1]
+        most = max(
+            m.passing - min(w, self.one_block(m.block, False)) + g
+            for m, w, g in zip(moments, own, gathered, strict=True)
+        )
+        return max(0, most - self.halfway(first, last))
 
     def _moments(self, first: int, last: int, adds: bool) -> list[Moment]:
         # Each list: what is alive more at a block than at the one before it.
@@ -134,6 +156,17 @@ def footprints(profile: Profile, samples: Amount) -> Footprints:
     if samples not in known:
         known[samples] = Footprints(profile, samples)
     return known[samples]
+
+
+def weights_extra(profile: Profile, first: int, last: int) -> int:
+    """Extra bytes at the worst moment of the second part of a backward pass that adds to gradients: those of one
+    operator's weights (which share the first part of their names), while those of the one before are still there."""
+    groups: dict[str, int] = {}
+    for parameter in profile.parameters_of(first, last):
+        if parameter.trainable:
+            module = parameter.name.rpartition(".")[0]
+            groups[module] = groups.get(module, 0) + parameter.bytes
+    return max((sum(pair) for pair in pairwise([0, *groups.values(), 0])), default=0)
 
 
 def worst(moments: list[Moment]) -> Moment:

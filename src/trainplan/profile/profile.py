@@ -75,6 +75,7 @@ class Block:
     # Backward in two parts, where it was asked for: gradient of the input, gradient of the weights.
     backward_input_s: Floats = ()
     backward_weight_s: Floats = ()
+    branch_bytes: float = 0.0  # a sample of the gradients that the first part keeps for the second
     # Where sequences are cut into slices: bytes a sample of the keys and values that later tokens attend to, and the
     # seconds of a slice as (fixed seconds, share of the whole by length, and by length × reach); empty: by length.
     carried_bytes: float = 0.0
@@ -178,6 +179,7 @@ class Profile:
     # What fp32 really was multiplied in (fp32, tf32 …), which torch's settings and the device decide; "": not known.
     products_in: str = ""
     convolutions_in: str = ""
+    loss_bytes: float = 0.0  # a sample, that the loss keeps for backward besides what the model returned
     whole_sequences: str | None = UNKNOWN  # why its sequences cannot be cut into slices; None: they can
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from trainplan.errors import ModelError
 from trainplan.profile.arithmetic import stored_in
+from trainplan.profile.capture.branches import branch_bytes
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.tokens import tokens_of
 from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
@@ -23,11 +24,11 @@ from trainplan.workload.workload import Batch, Workload
 def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
     """A profile whose times are all zero. `batch` is an example; its values are not looked at."""
     whole, carried = _tokens(captured, workload, batch)
-    order = arrival_order(captured, workload, batch)
+    order, kept_by_loss = arrivals(captured, workload, batch)
     place = {name: number for number, name in enumerate(order)}
     last = len(order)
     parameters = sorted(captured.parameters, key=lambda use: place.get(use.name, last))
-    nothing = (0.0,)
+    nothing, branches = (0.0,), branch_bytes(captured)
     return Profile(
         workload=workload.name,
         sample=workload.sample,
@@ -57,6 +58,7 @@ def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
                 backward_workspace_bytes=nothing,
                 buffer_bytes=sum(_bytes(use.held) for use in captured.buffers if use.blocks[0] == index),
                 random=block.random,
+                branch_bytes=branches[index],
                 carried_bytes=carried.get(index, 0.0),
             )
             for index, block in enumerate(captured.blocks)
@@ -81,6 +83,7 @@ def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
         mean_over=workload.loss.mean_over,
         clip_norm=workload.clip_norm,
         whole_sequences=whole,
+        loss_bytes=kept_by_loss / batch.samples,
     )
 
 
@@ -92,11 +95,12 @@ def _tokens(captured: Captured, workload: Workload, batch: Batch) -> tuple[str |
         return error.why, {}
 
 
-def arrival_order(captured: Captured, workload: Workload, batch: Batch) -> list[str]:
-    """Names of the parameters in the order in which a backward pass completes their gradients.
+def arrivals(captured: Captured, workload: Workload, batch: Batch) -> tuple[list[str], int]:
+    """Names of the parameters in the order in which a backward pass completes their gradients; and how many bytes the
+    loss keeps for it, besides what the model returned.
 
-    Found by a backward pass on the meta device, which computes nothing: autograd takes the same order everywhere.
-    A parameter that is not in the list gets no gradient.
+    Found by a step on the meta device, which computes nothing: autograd takes the same order everywhere. A parameter
+    that is not in the list gets no gradient.
     """
     stage = captured.stage(0, len(captured.blocks))
     order: list[str] = []
@@ -106,12 +110,17 @@ def arrival_order(captured: Captured, workload: Workload, batch: Batch) -> list[
         if parameter.requires_grad
     ]
     example = Batch(batch.samples, *_meta((batch.args, batch.kwargs, batch.targets)))
+    kept: dict[int, Tensor] = {}
     with torch.enable_grad():
         _, output = stage({}, example)
-        workload.loss.function(output, example.targets).backward()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(id(t), t), lambda t: t):
+            loss = workload.loss.function(output, example.targets)
+        given = {id(leaf) for leaf in pytree.tree_leaves((output, example.targets))}
+        bytes_ = sum(tensor.nbytes for number, tensor in kept.items() if number not in given)
+        loss.backward()
     for handle in handles:
         handle.remove()
-    return order
+    return order, bytes_
 
 
 def _meta(tree: Any) -> Any:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainplan.profile.footprint import Moment, footprints, worst
+from trainplan.profile.footprint import Moment, footprints, weights_extra, worst
 from trainplan.profile.profile import Crossing, Portion
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.ops import Kind, Value
-from trainplan.program.program import Ints
+from trainplan.program.program import Bools, Ints
 
 
 def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
@@ -39,25 +39,25 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
         return table(True) if adds.all() else np.where(adds, table(True), table(False))
 
     there, passing = at_worst(lambda m: m.saved), at_worst(lambda m: m.passing)
-    parts = found.ops(Kind.I, stages) >= 0 if layout.splits else np.zeros(forward.shape, dtype=bool)
+    split = found.ops(Kind.I, stages) >= 0 if layout.splits else np.zeros(forward.shape, dtype=bool)
+    # Where nothing differentiable comes in, the first part does nothing, and the second is the whole pass.
+    parts = split & np.array([any(e.gradients for e in edges) for edges in layout.incoming])[:, None]
     if parts.any():
-        _in_two_parts(
-            ledger, homes[parts], forward[parts], (begin[parts], final[parts]), kept[parts], passing[parts]
-        )  # fmt: skip
+        _in_two_parts(ledger, found, homes, forward, (begin, final), kept, parts)
         if parts.all():
             return
-    cut = (begin != final) & ~parts
+    cut = (begin != final) & ~split
     for stage in np.flatnonzero(cut.any(axis=1)).tolist():
         there[stage, cut[stage]] = _in_pieces(ledger, found, homes[stage], stage, forward[stage], kept[stage])[
             cut[stage]
         ]
     # The value that the engine keeps the graph under comes first.
-    columns = (there, homes, forward, final, begin, np.where(cut, final, -1))
+    columns = (there, homes, forward, final, begin, np.where(cut | split, final, -1))
     size, rank, maker, end, *readers = [column[~parts] for column in columns] if parts.any() else columns
     graphs = ledger.add(Value.SAVED, size, rank, maker, end, tuple(readers))
     if layout.plan.slices:
         _carried(ledger, found, homes, graphs, forward, begin)
-    whole = np.where(cut | parts, -1, begin)
+    whole = np.where(cut | parts, -1, np.where(split, final, begin))
     ledger.add_some(Value.SAVED, kept - there, homes, np.where(cut | parts, -1, forward), whole, early=True)
     ledger.add_some(Value.WORKSPACE, passing, homes, whole, whole)
 
@@ -82,13 +82,25 @@ def _carried(ledger: Ledger, found: Found, homes: Ints, graphs: Ints, forward: I
 
 
 def _in_two_parts(
-    ledger: Ledger, homes: Ints, forward: Ints, parts: tuple[Ints, Ints], kept: Ints, passing: Ints
+    ledger: Ledger, found: Found, homes: Ints, forward: Ints, parts: tuple[Ints, Ints], kept: Ints, chosen: Bools
 ) -> None:
-    """A pass that is split into I and W: what was saved stays until the second part is over, and so do the gradients
-    that the first part leaves for the second."""
-    first, second = parts
-    ledger.add(Value.SAVED, kept, homes, forward, second, (first, second))
-    ledger.add(Value.SAVED, passing, homes, first, second, (second,))
+    """Passes that are split into I and W: what was saved stays until the second part is over, and so do the gradients
+    that the first part leaves for the second (`profile.footprint`). The second part makes the gradients of one operator
+    after the other, before it adds them to what is there."""
+    profile, bounds = found.layout.profile, found.layout.plan.bounds
+    left = found.by_size(lambda s, n: footprints(profile, n).halfway(*bounds[s]), len(bounds))
+    extra = found.by_size(lambda s, n: footprints(profile, n).input_extra(*bounds[s]), len(bounds))
+    made = np.array([weights_extra(profile, *bound) for bound in bounds], dtype=np.int64)[:, None]
+    # What the loss keeps goes with the first part: no weights are behind it.
+    final = len(bounds) - 1
+    loss = found.by_size(lambda s, n: footprints(profile, n).loss if s == final else 0, len(bounds))
+    rank, maker, first, second, saved = (array[chosen] for array in (homes, forward, *parts, kept - loss))
+    ledger.add(Value.SAVED, saved, rank, maker, second, (first, second))
+    ledger.add_some(Value.SAVED, loss[chosen], rank, maker, first)
+    ledger.add(Value.SAVED, left[chosen], rank, first, second, (second,))
+    ledger.add_some(Value.WORKSPACE, extra[chosen], rank, first, first)
+    adds = found.adds(found.layout.stages)
+    ledger.add_some(Value.WORKSPACE, np.where(adds, made, 0)[chosen], rank, second, second)
 
 
 def _in_pieces(ledger: Ledger, found: Found, home: Ints, stage: int, forward: Ints, kept: Ints) -> Ints:
