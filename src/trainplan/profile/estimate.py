@@ -12,11 +12,11 @@ from itertools import accumulate
 
 from trainplan.cluster.cluster import Device
 from trainplan.errors import InputError
-from trainplan.profile import machine
+from trainplan.profile import by_slice, machine
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.operators import Op
-from trainplan.profile.profile import Block, Parameter, Profile, Provenance
+from trainplan.profile.profile import Block, Floats, Parameter, Profile, Provenance
 from trainplan.profile.roofline import (
     ISSUE_BACKWARD_S,
     ISSUE_FORWARD_S,
@@ -62,6 +62,8 @@ def estimate(
         _block(block, [t.blocks[index] for t in traces], sizes, speed, update.blocks[index], update.tensors[index])
         for index, block in enumerate(base.blocks)
     )
+    if base.whole_sequences is None:
+        blocks = tuple(_with_slices(block, traces[0].blocks[index], speed) for index, block in enumerate(blocks))
     return replace(
         base,
         device=device.name,
@@ -138,6 +140,31 @@ def _block(
         saved_bytes=tuple(float(t.saved_bytes) for t in traces),
         forward_workspace_bytes=tuple(float(t.forward_workspace_bytes) for t in traces),
         backward_workspace_bytes=tuple(float(t.backward_workspace_bytes) for t in traces),
+    )
+
+
+# Operators of attention, which go by pairs of tokens; all others go by tokens.
+ATTENTION = {"attention", "bmm", "baddbmm", "_softmax", "_softmax_backward_data"}
+_POINTS = [(0.25, 0.25), (0.25, 0.5), (0.25, 0.75), (0.25, 1.0), (0.5, 0.5), (0.5, 1.0)]  # share of the tokens, reach
+
+
+def _with_slices(block: Block, traced: BlockTrace, speed: Speed) -> Block:
+    """Seconds of slices of sequences, from the operators of whole ones."""
+
+    def part(op: Op, share: float, reach: float) -> Op:
+        amount = share * reach if op.name in ATTENTION else share
+        read, written = round(op.read * share), round(op.written * share)
+        # All pairs are computed, and then masked.
+        return replace(op, flops=op.flops * amount, read=read, written=written, share=1.0)
+
+    def fit(ops: list[Op], whole: float) -> Floats:
+        points = [(x, r, sum(run_seconds(part(op, x, r), speed) for op in ops)) for x, r in _POINTS]
+        return by_slice.terms(points, whole, whole, block.carried_bytes > 0) if ops else ()
+
+    return replace(
+        block,
+        slice_forward=fit(traced.forward, block.forward_s[0]),
+        slice_backward=fit(traced.backward, block.backward_s[0]),
     )
 
 

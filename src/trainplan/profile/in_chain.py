@@ -15,18 +15,24 @@ Beside it whole steps are timed without looking at borders: `gap.sum_gap` tells 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from trainplan.profile.capture.halves import Halfway, backward_weight
+from trainplan.profile.capture.sliced import Slice, slices_of
 from trainplan.profile.capture.stage import Stage
+from trainplan.profile.capture.tokens import Tokens
 from trainplan.profile.memory import Saved, watch
 from trainplan.profile.one_piece import OnePiece
 from trainplan.profile.subject import BlockBytes, Subject, drop_gradients, first_used, trainable
 from trainplan.profile.timing import Spent
 from trainplan.profile.update import resting, state_bytes
 from trainplan.profile.walk import Walk
+
+SLICES = (1, 2, 4)  # numbers of slices of a sequence that are timed
 
 
 class InChain:
@@ -185,6 +191,29 @@ class InChain:
         subject.look()
         drop_gradients(self.stage)
 
+    def slices(self, size: int, tokens: Tokens) -> None:
+        """Time every block on slices of its sequences: of several lengths, after few and after many tokens."""
+        subject = self.subject
+        for count in SLICES:
+            lengths = even(tokens.length, min(count, tokens.length))
+            walks: list[Walk] = []
+            subject.look()
+            for part in slices_of(tokens, lengths):
+                walks.append(Walk(subject.captured, subject.batch(size), subject.workload.loss, part, tuple(walks)))
+                self._timed(walks[-1].forward, "slice forward", size, part)
+            subject.look()
+            for part, walk in reversed(list(zip(slices_of(tokens, lengths), walks, strict=True))):
+                self._timed(walk.backward, "slice backward", size, part)
+            subject.look()
+            drop_gradients(self.stage)
+
+    def _timed(self, run: Callable[..., None], what: str, size: int, part: Slice) -> None:
+        forward = what == "slice forward"
+        for index in self.subject.blocks if forward else reversed(self.subject.blocks):
+            name = (what, size, index, part.start, part.length)
+            work = partial(run, self.stage, index) if forward else partial(run, index)
+            self.subject.readings.note(name, self.subject.clock.time(name, work))
+
     def arrivals(self, size: int) -> None:
         """Note when within the backward pass of its block each parameter's gradient arrives."""
         subject, walk = self.subject, self.subject.walk(size)
@@ -222,3 +251,13 @@ def note_arrivals(subject: Subject, stage: Stage, index: int, size: int, backwar
 
 def _bytes(found: list[Tensor]) -> int:
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}.values())
+
+
+def even(length: int, parts: int) -> list[int]:
+    """Lengths that differ by one token at most.
+
+    >>> even(10, 4)
+    [2, 3, 2, 3]
+    """
+    edges = [length * part // parts for part in range(parts + 1)]
+    return [after - before for before, after in pairwise(edges)]

@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 from trainplan.errors import InputError, ModelError
-from trainplan.profile import machine
+from trainplan.profile import by_slice, machine
 from trainplan.profile.arithmetic import runs_in
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.tensors import values_of
+from trainplan.profile.capture.tokens import Tokens, tokens_of
 from trainplan.profile.capture.verify import verify as hold_against_eager
 from trainplan.profile.in_chain import InChain
 from trainplan.profile.one_by_one import measure_one_by_one
-from trainplan.profile.profile import Parameter, Profile, Provenance, WholeStep
+from trainplan.profile.profile import Floats, Parameter, Profile, Provenance, WholeStep
 from trainplan.profile.structure import structure
 from trainplan.profile.subject import Subject
 from trainplan.profile.trace import Trace, trace
@@ -93,6 +94,7 @@ class _Prepared:
     captured: Captured
     base: Profile  # structure without times
     trace: Trace
+    tokens: Tokens | None  # None: sequences cannot be cut
     limit: float  # bytes that may be used
 
     @property
@@ -124,7 +126,10 @@ def _prepare(workload: Workload, device: torch.device, limit: float, verify: boo
     if verify and model is not None:
         hold_against_eager(captured, model, example, workload.loss)
     base = structure(captured, workload, example)
-    return _Prepared(skeleton, model, captured, base, trace(captured, workload, 2), limit)
+    tokens = None
+    if base.whole_sequences is None:
+        tokens = tokens_of(captured, workload.tokens_per_sample, workload.loss, example)
+    return _Prepared(skeleton, model, captured, base, trace(captured, workload, 2), tokens, limit)
 
 
 def _checked(samples: Sequence[int] | None, workload: Workload) -> list[int]:
@@ -185,6 +190,8 @@ def _in_chain(
             chain.accumulate(size)
         chain.arrivals(quick[-1])
         chain.halves(quick[-1])
+        if prepared.tokens is not None:
+            chain.slices(quick[-1], prepared.tokens)
     counted = subject.state_bytes
     for index in subject.blocks:
         say(f"optimizer of {subject.captured.blocks[index].name}", 0.95 + 0.05 * index / len(subject.blocks))
@@ -234,6 +241,8 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
                 block,
                 backward_input_s=tuple(seconds * parts[0] for seconds in whole) if parts else (),
                 backward_weight_s=tuple(seconds * parts[1] for seconds in whole) if parts else (),
+                slice_forward=_slices(subject, prepared, "forward", index),
+                slice_backward=_slices(subject, prepared, "backward", index),
                 flops=traced.blocks[index].flops / traced.samples,
                 convolution_flops=traced.blocks[index].convolution_flops / traced.samples,
                 forward_s=tuple(readings.run_s(("forward", size, index)) for size in sizes),
@@ -326,6 +335,19 @@ def _halves(subject: Subject, index: int) -> tuple[float, float] | None:
     whole = readings.run_s(("backward", size, index))
     first, second = (readings.run_s((part, size, index)) for part in ("input", "weights"))
     return (first / whole, second / whole) if whole > 0 else (0.0, 0.0)
+
+
+def _slices(subject: Subject, prepared: _Prepared, what: str, index: int) -> Floats:
+    """What is kept of the seconds of slices; they were timed at one size. Empty: they were not timed."""
+    readings, tokens = subject.readings, prepared.tokens
+    timed = [n for n in readings.taken if isinstance(n, tuple) and n[0] == f"slice {what}" and n[2] == index]
+    if tokens is None or not timed:
+        return ()
+    found = {(start, length): readings.run_s(name) for name in timed for start, length in [name[3:]]}
+    own = found.pop((0, tokens.length))
+    points = [(n / tokens.length, (start + n) / tokens.length, seconds) for (start, n), seconds in found.items()]
+    attends = prepared.base.blocks[index].carried_bytes > 0
+    return by_slice.terms(points, own, readings.run_s((what, timed[0][1], index)), attends)
 
 
 def _accumulation(subject: Subject, base: Profile) -> list[float]:

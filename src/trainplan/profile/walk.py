@@ -4,7 +4,7 @@ Each block runs as the engine would run it if it were a stage: its inputs are cu
 its backward starts from the gradients of what it made. So anything can be done between two blocks (look at the clock,
 count bytes), and blocks can be run alone.
 
-    walk = Walk(captured, batch, loss)
+    walk = Walk(captured, batch, loss)                     # or, of a slice of its sequences: part, and the walks before
     for block in range(n): walk.forward(stage, block)
     for block in reversed(range(n)): walk.backward(block)
 """
@@ -12,6 +12,7 @@ count bytes), and blocks can be run alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.halves import Halfway, backward_input
+from trainplan.profile.capture.sliced import Carry, Slice, carrying
 from trainplan.profile.capture.stage import Stage
 from trainplan.workload.workload import Batch, Loss
 
@@ -30,13 +32,17 @@ class Graph:
     leaves: dict[str, Tensor]  # the crossings that it read
     made: dict[str, Tensor]  # the crossings that it made
     loss: Tensor | None  # of the last block
+    carry: Carry | None = None  # of a slice: keys and values
 
 
 class Walk:
     """A micro-batch on its way."""
 
-    def __init__(self, captured: Captured, batch: Batch, loss: Loss) -> None:
-        self.captured, self.batch, self.loss = captured, batch, loss
+    def __init__(
+        self, captured: Captured, batch: Batch, loss: Loss, part: Slice | None = None, earlier: Sequence[Walk] = ()
+    ) -> None:
+        self.captured, self.batch, self.loss, self.part, self.earlier = captured, batch, loss, part, earlier
+        self._carries: dict[int, Carry] = {}  # of every block
         self.crossings: dict[str, Tensor] = {}  # cut from their graphs, while somebody will still read them
         self.gradients: dict[str, Tensor] = {}  # of crossings, as far as they have been summed
         self.graphs: dict[int, Graph] = {}
@@ -48,12 +54,17 @@ class Walk:
         block = self.captured.blocks[index]
         leaves = {name: self.crossings[name].detach().requires_grad_(name in self._needs_grad) for name in block.reads}
         env = dict(leaves)
-        stage.run_block(index, env, self.batch)
+        carry = Carry([walk._carries[index] for walk in self.earlier]) if self.part else None
+        if carry:
+            self._carries[index] = carry
+        with carrying(carry) if carry else nullcontext():
+            stage.run_block(index, env, self.batch, self.part)
         made = {name: env[name] for name in block.makes}
         loss = None
         if index == len(self.captured.blocks) - 1:
-            loss = self.loss.function(stage.output(env), self.batch.targets)
-        self.graphs[index] = Graph(leaves, made, loss)
+            targets = self.part.targets(self.batch.targets) if self.part else self.batch.targets
+            loss = self.loss.function(stage.output(env), targets)
+        self.graphs[index] = Graph(leaves, made, loss, carry)
         self.crossings.update({name: tensor.detach() for name, tensor in made.items()})
 
     def leave(self, index: int) -> None:
@@ -90,6 +101,9 @@ class Walk:
             if gradient is not None and tensor.requires_grad:
                 roots.append(tensor)
                 seeds.append(gradient)
+        if graph.carry is not None:
+            carried, gathered = graph.carry.roots()
+            return [*roots, *carried], [*seeds, *gathered]
         return roots, seeds
 
     def _hand_back(self, graph: Graph) -> None:
