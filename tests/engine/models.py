@@ -95,6 +95,22 @@ def _gpt() -> nn.Module:
     return GPT(layers=3, hidden=8, heads=2, seq=LENGTH, vocab=11, mlp=12, dropout=0.2).double()
 
 
+class Judge(nn.Module):
+    """A model that is given the targets, and returns the mean over those that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpt = _gpt()
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": _token_loss(self.gpt(tokens), labels)}
+
+
+def _labelled(samples: int, seed: int) -> Batch:
+    made = _sequences(samples, seed)
+    return Batch(samples, (), {"tokens": made.args[0], "labels": made.targets})
+
+
 def _sequences(samples: int, seed: int) -> Batch:
     """Some targets do not count, and in some slices of some sequences none."""
     generator = torch.Generator().manual_seed(seed)
@@ -114,6 +130,14 @@ def _vectors(samples: int, seed: int) -> Batch:
 
 def _token_loss(output: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+
+def _picked(output: dict[str, Tensor], targets: None) -> Tensor:
+    return output["loss"]
+
+
+def _count_labels(batch: Batch) -> int:
+    return int((batch.kwargs["labels"] != -100).sum())
 
 
 def _count_samples(batch: Batch) -> int:
@@ -176,6 +200,10 @@ def workload(name: str, optimizer: str = "sgd", *, schedule: str = "", single: b
         ),
         "gpt": Workload(
             "gpt", _gpt, _sequences, Loss(_token_loss, _count_tokens, "tokens"), OPTIMIZERS[optimizer], 8, 80,
+            tokens_per_sample=LENGTH,
+        ),
+        "judge": Workload(
+            "judge", Judge, _labelled, Loss(_picked, _count_labels, "tokens"), OPTIMIZERS[optimizer], 8, 80,
             tokens_per_sample=LENGTH,
         ),
         "idle": Workload(

@@ -8,7 +8,7 @@ from trainplan.plan.plan import Plan, plan
 # Orders of work as files hold them.
 UNEVEN = ("0F0,0F1,0F2,2F0,2B0,2F1,2I1,2W1,0I0,2F2,2B2,0W0,0B1,0B2", "1F0,1F1,1F2,1B0,1I1,1W1,1B2")
 BOTH_WAYS = ("0F0,1F1^1,1I1^1,1W1^1,0B0,0F2,0B2", "1F0,0F1^1,1B0,0B1^1,1F2,1B2")
-BLOCKS = {"chain": 6, "residual": 5, "tied": 6, "sleeping": 4, "gpt": 5}
+BLOCKS = {"chain": 6, "residual": 5, "tied": 6, "sleeping": 4, "gpt": 5, "judge": 5}
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,10 @@ def _orders() -> list[Case]:
             {"pp": 2, "stages": (2,), "micro": 2, "slices": (3, 2, 2, 1)},
             {"pp": 3, "stages": (1, 3), "micro": 1, "slices": (4, 4)},
             {"pp": 4, "stages": (1, 2, 4), "micro": 3, "slices": (5, 1, 2)},
-            {"pp": 2, "stages": (2,), "micro": 2, "slices": (3, 2, 3), "dp": 2, **shared},
         )
     ]
+    mixed = {"pp": 2, "stages": (2,), "micro": 2, "slices": (3, 2, 3), "dp": 2, **shared}
+    cases.append(Case("terapipe", "judge", {**mixed, "schedule": "terapipe"}))
     found = {"schedule": "lockstep", "micro": 3}
     but_last = {"micro": 3, "recompute": "except-last"}
     bites, one_cycle = {"clip_norm": 0.05}, {"schedule": "onecycle"}

@@ -5,9 +5,10 @@ import pytest
 from search.models import model
 from synthetic import chain
 from trainplan.cluster.parse import cluster
+from trainplan.plan.plan import WORDS
 from trainplan.plan.text import parse
 from trainplan.predict.predict import predict
-from trainplan.report.explain import explain
+from trainplan.report.explain import _ORDERS, explain
 from trainplan.solve.resolve import resolve
 
 
@@ -48,6 +49,16 @@ def test_recomputation_and_orders_are_in_words():
     assert "every block runs forward once more" in text
     assert "all micro-batches go forward" in text
     assert "recompute ms" in text
+
+
+def test_every_order_of_work_has_words():
+    assert set(WORDS["schedule"]) <= set(_ORDERS)
+
+
+def test_slices_are_told():
+    profile = chain(blocks=4, device="TitanRTX", tokens_per_sample=64, whole_sequences=None)
+    text = str(explained("terapipe pp=2 micro=2 slices=32,20,12", profile, batch=8)[0])
+    assert "in 2 micro-batches of 4, each sequence in 3 slices of 32 to 12 tokens; slices of every sequence" in text
 
 
 def test_skips_and_tied_weights_are_told():

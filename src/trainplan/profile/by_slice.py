@@ -27,8 +27,8 @@ Point = tuple[float, float, float]  # share of the tokens, reach, seconds
 
 def terms(points: Sequence[Point], own: float, whole: float, attends: bool = True) -> Floats:
     """What is kept of a block. `whole` are its seconds for whole sequences, as its profile has them, and `own` as they
-    are when they are timed as slices are: by the ratio of the two, what slices take is put into proportion. A block that does not
-    attend to other tokens goes by length alone."""
+    are when they are timed as slices are: by the ratio of the two, what slices take is put into proportion. A block
+    that does not attend to other tokens goes by length alone."""
     share, reach, seconds = np.array(points, dtype=np.float64).T
     columns = np.column_stack([np.ones_like(share), share, share * reach])
     best, found = np.inf, np.zeros(3)

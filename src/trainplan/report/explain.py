@@ -32,6 +32,7 @@ _ORDERS = {
     "gems": "one micro-batch goes down the ranks and the next one up, each through its own copy of the stages",
     "chimera": "half of the micro-batches go down the ranks and half go up, each through its own copy of the stages",
     "chimera-doubled": "as chimera, with two forwards for every backward",
+    "terapipe": "slices of every sequence follow each other forward, then go back, the last one first",
     "given": "every rank does what the order of work says that was given",
 }
 
@@ -103,6 +104,8 @@ def _headline(layout: Layout, cluster: Cluster) -> str:
     if plan.micro > 1:
         words += f", in {plan.micro} micro-batches of {sizes[0][0]}"
         words += f" to {sizes[-1][-1]}" if sizes[-1][-1] != sizes[0][0] else ""
+    if plan.slices:
+        words += f", each sequence in {len(plan.slices)} slices of {max(plan.slices)} to {min(plan.slices)} tokens"
     if plan.pp > 1:
         words += f"; {_ORDERS[plan.schedule]}"
     if layout.recomputes:

@@ -132,7 +132,8 @@ def _bubble(plan: Plan) -> str:
     if plan.schedule == "naive":
         return f"{plan.pp} stages take turns"
     stages = f"{plan.pp} stages" if plan.chunks == 1 else f"{plan.pp} ranks of {plan.chunks} stages each"
-    return f"{stages} fill and drain for {plan.micro} micro-batches"
+    slices = f" of {len(plan.slices)} slices" if plan.slices else ""
+    return f"{stages} fill and drain for {plan.micro} micro-batches{slices}"
 
 
 def _imbalance(p: Prediction, parts: Pieces) -> str:
