@@ -107,6 +107,24 @@ def handed_over_to_another_rank() -> Program:
     return change(program, "value_rank", value, 0)
 
 
+def handed_over_and_not_taken() -> Program:
+    program = of("zb-v")
+    values = values_between(program, "1F0", "2F0")
+    return reread(program, find(program, "2F0"), lambda row: [v for v in row if v not in values])
+
+
+def handed_back_and_not_taken() -> Program:
+    program = of("table")
+    values = values_between(program, "2B0", "1B0")
+    return reread(program, find(program, "1B0"), lambda row: [v for v in row if v not in values])
+
+
+def handed_back_in_two_parts_and_not_taken() -> Program:
+    program = of("zb-v")
+    values = values_between(program, "2I0", "1I0")
+    return reread(program, find(program, "1I0"), lambda row: [v for v in row if v not in values])
+
+
 # -- two directions -------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +220,9 @@ test_rejects = rejecting(
     (input_with_other_weights, "fresh", "0W1", "0W1 reads weights of version 1"),
     (handed_over_and_freed_at_once, "alive", "2W0", "2W0 reads what 2F0 has freed already"),
     (handed_over_to_another_rank, "alive", "1F0", "1F0 makes a value of rank 0, not of its own"),
+    (handed_over_and_not_taken, "matched", "1F0", "what 1F0 makes for another stage is neither sent nor read by one"),
+    (handed_back_and_not_taken, "matched", "1B0", "1B0 does not read the gradient that 2B0 leaves for it"),
+    (handed_back_in_two_parts_and_not_taken, "matched", "1W0", "1W0 does not read the gradient that 2I0 leaves for it"),
     (a_copy_does_not_come_to_the_sum, "listed", "1REDUCE_GRAD missing", r"ranks \[0, 1\] and stands in the lists of"),
     (copies_sum_in_opposite_orders, "ends", "0REDUCE_GRAD", "rank 0 waits for ever at 0REDUCE_GRAD"),
     (a_copy_steps_without_the_sum, "updated", "0REDUCE_GRAD", "nobody on rank 0 reads what 0REDUCE_GRAD has summed"),

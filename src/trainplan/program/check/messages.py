@@ -1,7 +1,7 @@
 """Messages.
 
 3. *matched*: each message is sent once and received once, by the rank that it is for, with the same bytes; nothing
-   else passes between ranks.
+   else passes between ranks. What a stage leaves for another on the same rank is taken by it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,30 @@ from trainplan.program.check.view import Fault, View, are, maker, where
 from trainplan.program.ops import RECEIVES, SENDS, SPECS, Kind, Value
 
 _SENDS, _RECEIVES = are(SENDS), are(RECEIVES)
+_FORWARD, _BACKWARD, _GATHERS = are((Kind.F, Kind.SEND_F)), are((Kind.B, Kind.I)), are((Kind.B, Kind.W))
 _TWIN = np.array([-1 if (twin := SPECS[kind].twin) is None else int(twin) for kind in Kind])
+
+
+def handed_over(view: View) -> Iterator[Fault]:
+    """What a forward pass makes for other stages is sent, or read by the forward pass of one; and a gradient that lasts
+    until the backward pass of another stage is read by that."""
+    program = view.program
+    values = np.flatnonzero((program.value_kind == Value.BOUNDARY) & (program.value_maker >= 0))
+    makers, until = program.value_maker[values], program.value_end[values]
+    readers, items = program.reads.owner, program.reads.items
+    forward = np.bincount(items[_FORWARD[program.kind[readers]]], minlength=len(program.value_kind))[values] > 0
+    for i in where((program.kind[makers] == Kind.F) & ~forward):
+        op = int(makers[i])
+        yield Fault("matched", op, f"what {program.name(op)} makes for another stage is neither sent nor read by one")
+    gives = _BACKWARD[program.kind[makers]] & (until >= 0) & _GATHERS[program.kind[until]]
+    gives &= program.stage[makers] != program.stage[until]
+    late = _BACKWARD[program.kind[readers]]
+    read = set(zip(items[late].tolist(), program.stage[readers[late]].tolist(), strict=True)) if gives.any() else set()
+    for i in where(gives):
+        op, end = int(makers[i]), int(until[i])
+        if (int(values[i]), int(program.stage[end])) not in read:
+            why = f"{program.name(end)} does not read the gradient that {program.name(op)} leaves for it"
+            yield Fault("matched", end, why)
 
 
 def matched(view: View) -> Iterator[Fault]:

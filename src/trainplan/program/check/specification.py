@@ -8,7 +8,7 @@ marked.
 2. *once*: each micro-batch goes exactly once forward and once backward through each stage of its pipeline, and all
    stages see the same micro-batches.
 3. *matched*: each message is sent once and received once, by the rank that it is for, with the same bytes; nothing
-   else passes between ranks.   (messages.py)
+   else passes between ranks. What a stage leaves for another on the same rank is taken by it.   (messages.py)
 4. *alive*: an operation makes, reads and frees only what is on its rank, after it was made and before it is freed.
    (memory.py)
 5. *updated*: a stage steps once, after every backward pass of the step and after every exchange of its gradients; an
@@ -28,7 +28,7 @@ import numpy as np
 from trainplan.errors import ProgramError
 from trainplan.program.check.grid import grid
 from trainplan.program.check.memory import alive
-from trainplan.program.check.messages import matched
+from trainplan.program.check.messages import handed_over, matched
 from trainplan.program.check.order import apart, ends, ordered
 from trainplan.program.check.passes import listed, once
 from trainplan.program.check.view import Fault, View
@@ -37,7 +37,9 @@ from trainplan.program.program import Program
 from trainplan.program.wiring import Wiring, wire
 
 _SHOWN = 12  # faults beyond these are counted, not printed
-RULES: tuple[Callable[[View], Iterator[Fault]], ...] = (once, matched, alive, updated, fresh, ends, ordered, apart)
+RULES: tuple[Callable[[View], Iterator[Fault]], ...] = (
+    once, matched, handed_over, alive, updated, fresh, ends, ordered, apart,
+)  # fmt: skip
 
 
 def faults(program: Program, wiring: Wiring | None = None) -> list[Fault]:
