@@ -144,6 +144,7 @@ def _rows(m: nn.Module, x: Tensor) -> Tensor:
 def _turned(m: nn.Module, x: Tensor) -> Tensor:
     """Tokens in front, dropout on memory in another order, a softmax over features, heads apart and together again."""
     y = m.drop(x.transpose(0, 1)).softmax(-1).permute(1, 0, 2)
+    y = y.unsqueeze(1).squeeze((1, 3))  # of which only one is of one element
     heads = torch.stack(y.chunk(2, dim=-1), dim=1)
     return _causal(heads, scale=0.3).transpose(1, 2).flatten(2) + x.mean(-1, keepdim=True)
 
@@ -219,6 +220,7 @@ MIXING = {
     "into features": (lambda m, x: x.flatten(1).view(-1, LENGTH, WIDTH), "puts tokens and features into one dimension"),
     "beside each other": (lambda m, x: torch.cat([x, x], 1)[:, :LENGTH], "puts tokens beside other tokens"),
     "turned round": (lambda m, x: x + x.transpose(1, 2), "brings tokens together with other tokens"),
+    "squeezed": (lambda m, x: x.squeeze(1), "goes over the tokens"),  # a slice of one token would lose its dimension
     "noise": (lambda m, x: x + torch.rand_like(x), "rand_like"),
 }  # fmt: skip
 
@@ -239,7 +241,7 @@ def test_outputs_targets_and_losses_that_are_no_sum_over_tokens_are_refused() ->
     plain, pooled = Decoder(lambda m, x: _causal(x)), Decoder(lambda m, x: _causal(x), lambda x: x.amax(-1))
     for model, loss, example, length, why in (
         (plain, cross_entropy(), batch(2, 0), LENGTH, "its loss is a mean over samples"),
-        (plain, token_cross_entropy(), batch(2, 0), 0, "tokens_per_sample is 0"),
+        (plain, token_cross_entropy(), batch(2, 0), 0, "it has 0 tokens a sample (tokens_per_sample)"),
         (plain, token_cross_entropy(), batch(2, 0), LENGTH + 1, "none of its inputs has 9 tokens"),
         (pooled, Loss(lambda o, t: o.sum(), lambda b: 1, "tokens"), Batch(2, batch(2, 0).args, {}, torch.zeros(2)),
          LENGTH, "a target has the shape (2,)"),

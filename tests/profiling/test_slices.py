@@ -72,5 +72,5 @@ def test_a_measured_profile_has_slices_of_every_block() -> None:
 
 def test_models_without_sequences_say_why() -> None:
     profile = estimate(load("resnet18:cifar10,batch=2"), device("A100-80"))
-    assert profile.whole_sequences == "its samples are no sequences: tokens_per_sample is 0"
+    assert profile.whole_sequences == "its samples are no sequences: it has 0 tokens a sample (tokens_per_sample)"
     assert all(block.slice_forward == () for block in profile.blocks)

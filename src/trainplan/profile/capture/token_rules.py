@@ -149,6 +149,8 @@ def _over(reader: Reader, node: fx.Node) -> Step:
     over = {dim % count for dim in ([dims] if isinstance(dims, int) else dims)}
     if along.dim in over:
         raise reader.mixes(node, "goes over the tokens")
+    if packet(node) == "squeeze":  # takes away dimensions of one element, and leaves others alone
+        over = {dim for dim in over if reader.size(source)[dim] == 1}
     gone = len(reader.size(node)) < count if isinstance(node.meta["val"], Tensor) else packet(node) == "unbind"
     before = sum(dim < along.dim for dim in over) if gone else 0
     return Step(Along(along.dim - before, along.rows), reader.narrowed([source]))

@@ -58,7 +58,7 @@ class Tokens:
 def tokens_of(captured: Captured, length: int, loss: Loss, example: Batch) -> Tokens:
     """Where the tokens of a model are; a `ModelError` that says why it cannot be run on slices, where it cannot."""
     if length < 2:
-        raise _refused(f"its samples are no sequences: tokens_per_sample is {length}")
+        raise _refused(f"its samples are no sequences: it has {length} tokens a sample (tokens_per_sample)")
     if loss.mean_over != "tokens":
         raise _refused(f"its loss is a mean over {loss.mean_over}, which is no sum over slices of tokens")
     reader = _Reader(captured, length)
