@@ -8,7 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.engine.models import OPTIMIZERS, workload
-from trainplan.engine.compare import AGAINST_OWN, Difference, _against_own, _own_model, compare
+from trainplan.engine.compare import (
+    AGAINST_OWN,
+    TOLERANCE,
+    Difference,
+    _against_own,
+    _own_model,
+    allowed_under,
+    compare,
+)
 from trainplan.engine.oracle import train_alone
 from trainplan.errors import ModelError
 from trainplan.plan.plan import Plan, plan
@@ -164,3 +172,21 @@ def test_compare_refuses_a_model_that_counts_its_calls(tmp_path: Path):
     path.write_text(FILE.replace("ODD", "self.n += 1; return x / 2 if self.n >= 3 else x"))
     with pytest.raises(ModelError, match="'n' in module 'odd'"):
         compare(f"{path}:build", plan(dp=1, blocks=4), steps=4, batch=8)
+
+
+def test_slices_may_round_where_the_model_itself_does() -> None:
+    """Their sums inside a model come in another order; in float64 that is nothing, in float32 it is seen."""
+
+    class Rounding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).float().double()
+
+    job = workload("chain")
+    exact, rounding = (capture(m.double(), job.inputs(2, 0), job.loss) for m in (job.build(), Rounding()))
+    sliced = plan(pp=2, schedule="terapipe", slices=(2, 2), stages=(1,), blocks=2)
+    assert allowed_under(sliced, exact) == allowed_under(plan(), rounding) == TOLERANCE
+    assert 1e-7 < allowed_under(sliced, rounding) < 1e-3
