@@ -7,7 +7,7 @@ be refused: tracing drops its backward), so that the model is captured, cut, rec
 
 import time
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from statistics import median
 
 import torch
@@ -30,11 +30,13 @@ from trainplan.workload.workload import Batch, Loss, Workload
 # Milliseconds of each block for one sample: forward, backward. No two blocks are alike.
 BLOCKS = ((4.0, 8.0), (6.0, 9.0), (3.5, 7.0), (5.0, 10.0))
 WIDTH = 4
+TOKENS = 8  # of a sequence, where samples are sequences: a token takes its share of the sample
 SPIN = 2e-4  # the last so many seconds are not slept: the system wakes sleepers up to 0.1 ms late
 
 # Defined with torch's lower-level tools: the decorator torch.library.custom_op takes 0.2 ms longer a call.
 _LIBRARY = torch.library.Library("trainplan_tests", "DEF")
-_LIBRARY.define("sleep(Tensor x, float forward, float backward) -> Tensor")
+# Pointwise: it does nothing to one token that depends on another, so a slice of a sequence can be slept through alone.
+_LIBRARY.define("sleep(Tensor x, float forward, float backward) -> Tensor", tags=torch.Tag.pointwise)
 _LIBRARY.define("sleep_back(Tensor gradient, float backward) -> Tensor")
 sleep, sleep_back = torch.ops.trainplan_tests.sleep.default, torch.ops.trainplan_tests.sleep_back.default
 
@@ -46,8 +48,9 @@ _late: list[float] = []  # seconds by which the system woke us too late, every t
 
 def _nap(x: Tensor, seconds: float, spare: float) -> Tensor:
     """What comes in, after so many seconds a sample."""
-    until = time.perf_counter() + seconds * len(x) - spare
-    time.sleep(max(0.0, seconds * len(x) - spare - SPIN))
+    seconds *= len(x) * (x.shape[1] / TOKENS if x.dim() == 3 else 1)
+    until = time.perf_counter() + seconds - spare
+    time.sleep(max(0.0, seconds - spare - SPIN))
     while (now := time.perf_counter()) < until:
         pass
     _late.append(now - until)
@@ -99,29 +102,34 @@ def _model() -> nn.Module:
     return nn.Sequential(*(Sleeper(forward / 1e3, backward / 1e3) for forward, backward in BLOCKS))
 
 
-def _batch(samples: int, seed: int) -> Batch:
+def _batch(samples: int, seed: int, *tokens: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    x, y = (torch.randn(samples, WIDTH, generator=generator) for _ in range(2))
+    x, y = (torch.randn(samples, *tokens, WIDTH, generator=generator) for _ in range(2))
     return Batch(samples, (x,), {}, y)
 
 
-def workload() -> Workload:
-    loss = Loss(F.mse_loss, lambda batch: batch.samples)
-    return Workload("sleeping", _model, _batch, loss, lambda p: torch.optim.SGD(p, lr=0.1), 8, 80)
+def workload(sequences: bool = False) -> Workload:
+    """`sequences`: samples are sequences of tokens."""
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    if not sequences:
+        return Workload("sleeping", _model, _batch, Loss(F.mse_loss, lambda b: b.samples), optimizer, 8, 80)
+    loss = Loss(F.mse_loss, lambda batch: batch.args[0].shape[1] * batch.samples, "tokens")
+    inputs = lambda samples, seed: _batch(samples, seed, TOKENS)  # noqa: E731
+    return Workload("sleeping", _model, inputs, loss, optimizer, 8, 80, tokens_per_sample=TOKENS)
 
 
 @cache
-def _captured() -> tuple[Workload, Skeleton, Captured]:
-    job = workload()
+def _captured(sequences: bool = False) -> tuple[Workload, Skeleton, Captured]:
+    job = workload(sequences)
     skeleton = Skeleton(job.build)
     skeleton.model.train()
     return job, skeleton, capture(skeleton.model, job.inputs(2, 0), job.loss, device="cpu")
 
 
 @cache
-def profile() -> Profile:
+def profile(sequences: bool = False) -> Profile:
     """The model as it is, with exactly the seconds that its blocks sleep."""
-    job, _, captured = _captured()
+    job, _, captured = _captured(sequences)
     shape = structure(captured, job, job.inputs(2, 0))
     blocks = tuple(
         replace(
@@ -190,7 +198,7 @@ def cluster(ranks: int) -> Cluster:
 def train(rank: int, world: int, plan: Plan, batch: int, warm_up: int, steps: int) -> Measurement:
     """On every rank: some steps under a plan."""
     wake()
-    job, skeleton, captured = _captured()
+    job, skeleton, captured = _captured(bool(plan.slices))
     trainer = Trainer(plan, job, captured, lambda names: skeleton.materialise(names, 0))
     measured = measure(trainer, [(job.inputs(batch, 0), None)] * (warm_up + steps), warm_up=warm_up)
     if world > 1:
@@ -240,6 +248,7 @@ def _systems() -> list[Case]:
         ("gems", 12, {"pp": 2, "stages": (2,), "micro": 4, "schedule": "gems", "bucket": 100}),
         ("chimera", 24, {**four, "schedule": "chimera", "bucket": 100}),
         ("chimera", 24, {**four, "schedule": "chimera-doubled", "bucket": 100}),
+        ("terapipe", 16, {"pp": 4, "stages": (1, 2, 3), "micro": 2, "schedule": "terapipe", "slices": (4, 3, 1)}),
     ]
     return [
         *(

@@ -37,7 +37,9 @@ def run(case: Case) -> tuple[RunResult, float]:
 
 
 def predicted(case: Case) -> Prediction:
-    return predict(case.plan, sleeping.profile(), sleeping.cluster(case.plan.world), case.sizes[0], keep=True)
+    return predict(
+        case.plan, sleeping.profile(bool(case.plan.slices)), sleeping.cluster(case.plan.world), case.sizes[0], keep=True
+    )
 
 
 def off(expected: Prediction, result: RunResult, joined: Joined, late: float = 0.0) -> list[str]:
