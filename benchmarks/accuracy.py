@@ -93,7 +93,8 @@ def compare_all(options: argparse.Namespace) -> None:
     for name in options.workloads or (GPU_WORKLOADS if options.slices else WORKLOADS):
         batch = GPU_WORKLOADS[name] if options.slices else WORKLOADS[name]
         profile: Profile | None = None
-        for line in lines:
+        sliced_too = [f"pp={ranks} dp=1 schedule=terapipe slices=4 micro=2" for ranks in options.orders]
+        for line in lines + (sliced_too if name.startswith("gpt:") else []):
             if options.until and time.monotonic() - started > options.until:
                 return
             if any(row.workload == name and row.asked == line for row in rows):

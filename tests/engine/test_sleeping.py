@@ -37,9 +37,8 @@ def run(case: Case) -> tuple[RunResult, float]:
 
 
 def predicted(case: Case) -> Prediction:
-    return predict(
-        case.plan, sleeping.profile(bool(case.plan.slices)), sleeping.cluster(case.plan.world), case.sizes[0], keep=True
-    )
+    profile = sleeping.profile(bool(case.plan.slices))
+    return predict(case.plan, profile, sleeping.cluster(case.plan.world), case.sizes[0], keep=True)
 
 
 def off(expected: Prediction, result: RunResult, joined: Joined, late: float = 0.0) -> list[str]:

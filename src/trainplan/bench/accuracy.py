@@ -128,11 +128,11 @@ def suite(ranks: Sequence[int], micro: int = 4) -> list[str]:
 
 
 def orders(ranks: int, micro: int = 8) -> list[str]:
-    """Every order of work on so many ranks (an even number)."""
+    """Every order of work on so many ranks (an even number), but for that of slices of sequences."""
     words = [
-        "schedule=naive", "schedule=gpipe", "schedule=looped chunks=2", "schedule=1f1b", "schedule=1f1b-early",
-        "schedule=interleaved chunks=2", "schedule=zb-h1", "schedule=zb-h2", "schedule=zb-v chunks=2", "schedule=gems",
-        "schedule=chimera", "schedule=chimera-doubled",
+        "schedule=naive", "schedule=gpipe", "schedule=lockstep", "schedule=looped chunks=2", "schedule=1f1b",
+        "schedule=1f1b-early", "schedule=interleaved chunks=2", "schedule=zb-h1", "schedule=zb-h2",
+        "schedule=zb-v chunks=2", "schedule=gems", "schedule=chimera", "schedule=chimera-doubled",
     ]  # fmt: skip
     lines = [f"pp={ranks} dp=1 {word} micro={micro}" for word in words]
     return [*lines, f"dp=2,{','.join(['1'] * (ranks - 2))} pp={ranks - 1} schedule=1f1b micro={micro}"]
