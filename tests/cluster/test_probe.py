@@ -40,7 +40,17 @@ def measured(cache):
 
 
 def _children():
-    return [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    """The processes that were started since this file's tests began, and live: those of tests before are kept."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if child not in _before and child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def before():
+    _before.update(psutil.Process().children(recursive=True))
+
+
+_before: set[psutil.Process] = set()
 
 
 def test_two_workers(measured):

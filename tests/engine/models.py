@@ -14,19 +14,21 @@ from trainplan.workload.zoo.gpt import GPT
 
 
 class Residual(nn.Module):
-    """Convolutions with batch norm, dropout, a frozen parameter, and a skip that crosses blocks."""
+    """Convolutions with batch norm, dropout in every block, a frozen parameter, and a skip that crosses blocks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, 4, 3, padding=1)
-        self.blocks = nn.ModuleList(self._block() for _ in range(3))
+        self.blocks = nn.ModuleList(self._block() for _ in range(4))
         self.scale = nn.Parameter(torch.tensor(0.5), requires_grad=False)
         self.drop = nn.Dropout(0.2)
         self.head = nn.Linear(4, 3)
 
     @staticmethod
     def _block() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        # No bias before batch norm: its gradient would be rounding alone, which Adam makes as large as the rest.
+        convolution = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.1))
 
     def forward(self, x: Tensor) -> Tensor:
         first = h = F.relu(self.stem(x))
@@ -41,7 +43,7 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(11, 6)
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(6))
         self.norm = nn.LayerNorm(6)
         self.out = nn.Linear(6, 11, bias=False)
         self.out.weight = self.embed.weight

@@ -3,12 +3,14 @@
 from dataclasses import dataclass, field
 
 from trainplan.plan.placement import placement
-from trainplan.plan.plan import Plan, plan
+from trainplan.plan.plan import WORDS, Plan, plan
+from trainplan.plan.rules import CHUNKED, SLICED
+from trainplan.plan.systems import SYSTEMS
 
 # Orders of work as files hold them.
 UNEVEN = ("0F0,0F1,0F2,2F0,2B0,2F1,2I1,2W1,0I0,2F2,2B2,0W0,0B1,0B2", "1F0,1F1,1F2,1B0,1I1,1W1,1B2")
 BOTH_WAYS = ("0F0,1F1^1,1I1^1,1W1^1,0B0,0F2,0B2", "1F0,0F1^1,1B0,0B1^1,1F2,1B2")
-BLOCKS = {"chain": 6, "residual": 5, "tied": 6, "sleeping": 4, "gpt": 5, "judge": 5}
+BLOCKS = {"chain": 6, "residual": 6, "tied": 8, "sleeping": 4, "gpt": 5, "judge": 5}
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,7 @@ def _cases() -> list[Case]:
         Case("naive", "residual", {"pp": 2, "stages": (2,)}, optimizer="adamw"),
         Case("gpipe", "tied", {"pp": 2, "micro": 2, "schedule": "gpipe", "stages": (2,)}, optimizer="adamw"),
         Case("dapple", "chain", adam, optimizer="adamw"),
-        # Recomputed blocks: alone, with replicas, in both orders of a pipeline. (Not with batch norm where the order of
-        # additions differs: the gradient of a bias before it is rounding alone, which Adam makes as large as the rest.)
+        # Recomputed blocks: alone, with replicas, in both orders of a pipeline.
         Case("accumulate", "residual", {"micro": 2, "recompute": "full"}, optimizer="adamw"),
         Case("ddp", "tied", {"dp": 2, "micro": 2, "bucket": 300, "recompute": "full"}, optimizer="adamw"),
         Case("gpipe", "chain", {**adam, "schedule": "gpipe", "recompute": "full"}, optimizer="adamw"),
@@ -106,28 +107,51 @@ def _cases() -> list[Case]:
     return cases + grouped + ORDERS
 
 
+VARIANTS = {"1f1b-early": "1f1b", "chimera-doubled": "chimera"}  # orders of work that are another's, a little changed
+RANKS = (2, 3, 4)
+
+
+def ranks_of(word: str) -> tuple[int, ...]:
+    """The numbers of ranks on which an order of work is tested: Chimera has only even ones."""
+    return tuple(ranks for ranks in RANKS if not (word.startswith("chimera") and ranks % 2))
+
+
+def _plain(word: str, ranks: int, model: str, optimizer: str = "sgd") -> Case:
+    """An order of work on so many ranks, which deal with one micro-batch more than they are."""
+    said = f"schedule={VARIANTS.get(word, word)}"
+    key = next(row.key for row in SYSTEMS.values() if said in (row.choices or "").split())
+    chunks = {"chunks": 2} if word in CHUNKED else {}
+    slices = {"slices": (3, 2, 2, 1)} if word == SLICED else {}
+    depth = ranks * chunks.get("chunks", 1)
+    cuts = tuple(BLOCKS[model] * cut // depth for cut in range(1, depth))
+    more = {"stages": cuts, "micro": ranks + 1, "bucket": 200, "schedule": word}
+    return Case(key, model, {"pp": ranks, **chunks, **slices, **more}, optimizer=optimizer)
+
+
+def _grid() -> list[Case]:
+    """Every order of work on 2, 3 and 4 ranks with a tied embedding; on one number of ranks with batch norm, dropout in
+    every block and a skip connection over all cuts; and on one with AdamW."""
+    cases = []
+    for word in WORDS["schedule"]:
+        model = "gpt" if word == SLICED else "tied"
+        cases += [_plain(word, ranks, model) for ranks in ranks_of(word)]
+        cases.append(_plain(word, ranks_of(word)[-1], model, "adamw"))
+        if word != SLICED:  # of sequences; their model has dropout, too
+            cases.append(_plain(word, ranks_of(word)[1], "residual"))
+    return cases
+
+
 def _orders() -> list[Case]:
-    """Every order of work, on 2, 3 and 4 ranks, on models with dropout and batch norm, a tied embedding, and a skip
-    connection over two cuts."""
+    """What orders of work can be asked for besides: replicas, recomputation, tables of one's own, gradient clipping."""
     two, three, four = {"pp": 2, "stages": (1,)}, {"pp": 3, "stages": (1, 2)}, {"pp": 4, "stages": (1, 2, 3)}
     chunked = {"pp": 2, "chunks": 2, "stages": (1, 2, 3)}
     shared = {"bucket": 200}  # where stages have several copies
     orders = [
-        ("looped-bfs", "looped", {**chunked, "micro": 3}),
-        ("dapple", "1f1b-early", {**three, "micro": 5}),
         ("dapple", "1f1b", {**two, **shared, "micro": 4, "spread": (2, 1)}),
         ("dapple", "1f1b", {**two, **shared, "micro": 4, "spread": (1, 3)}),
-        ("interleaved", "interleaved", {**chunked, "micro": 4}),
         ("interleaved", "interleaved", {**chunked, "micro": 3, "recompute": "full"}),
-        ("zb-h1", "zb-h1", {**three, "micro": 5}),
         ("zb-h1", "zb-h1", {**two, **shared, "micro": 3, "dp": 2}),
-        ("zb-h2", "zb-h2", {**three, "micro": 6}),
-        ("zb-v", "zb-v", {**chunked, "micro": 5}),
-        ("gems", "gems", {**two, **shared, "micro": 4}),
-        ("gems", "gems", {**three, **shared, "micro": 3}),
-        ("chimera", "chimera", {**four, **shared, "micro": 6}),
         ("chimera", "chimera", {**four, **shared, "micro": 4, "pairs": 2}),
-        ("chimera", "chimera-doubled", {**two, **shared, "micro": 4}),
         ("chimera", "chimera", {**two, **shared, "micro": 2, "dp": 2, "recompute": "full"}),
     ]
     # Any table, ranks with different numbers of stages among them; and orders that are given, with backward passes that
@@ -144,14 +168,8 @@ def _orders() -> list[Case]:
         for model in ("residual", "tied")
         for key, schedule, choices in orders
     ]
-    cases += [
-        Case("terapipe", "gpt", {**choices, "schedule": "terapipe"})
-        for choices in (
-            {"pp": 2, "stages": (2,), "micro": 2, "slices": (3, 2, 2, 1)},
-            {"pp": 3, "stages": (1, 3), "micro": 1, "slices": (4, 4)},
-            {"pp": 4, "stages": (1, 2, 4), "micro": 3, "slices": (5, 1, 2)},
-        )
-    ]
+    one = {"pp": 3, "stages": (1, 3), "micro": 1, "slices": (4, 4)}
+    cases.append(Case("terapipe", "gpt", {**one, "schedule": "terapipe"}))
     mixed = {"pp": 2, "stages": (2,), "micro": 2, "slices": (3, 2, 3), "dp": 2, **shared}
     cases.append(Case("terapipe", "judge", {**mixed, "schedule": "terapipe"}))
     found = {"schedule": "lockstep", "micro": 3}
@@ -160,21 +178,20 @@ def _orders() -> list[Case]:
     v_shape = {"pp": 2, "chunks": 2, "stages": (1, 2, 4), "micro": 3, "schedule": "zb-v"}
     return [
         *cases,
-        Case("torchgpipe-as-found", "residual", {**three, **found}),
         Case("torchgpipe-as-found", "tied", {**two, **shared, **found, **but_last, "dp": 2}),
         # The pass that completes the gradients is the one that is not recomputed, or it is another.
         Case("dapple", "residual", {**two, **shared, **but_last, "schedule": "1f1b", "dp": 2}),
         Case("gpipe", "tied", {**three, **but_last, "schedule": "gpipe"}),
         Case("chimera", "tied", {"pp": 2, "micro": 3, "schedule": "chimera", "stages": (3,)}, fields=bites),
         Case("zb-v", "tied", v_shape, fields=bites),
-        Case("gems", "tied", {"pp": 2, "micro": 3, "schedule": "gems", "stages": (2,)}, optimizer="adamw"),
         Case("zb-v", "tied", v_shape, optimizer="grouped_adamw", fields=one_cycle),
     ]
 
 
-ORDERS = _orders()
+GRID = _grid()
+ORDERS = GRID + _orders()
 CASES = _cases()
 # One of each system, the first that is listed, and a pipeline with replicas.
-_PLAIN = [case for case in CASES if case.model == "tied" and case.optimizer == "sgd" and not case.fields]
+_PLAIN = [case for case in CASES if case.model in ("tied", "gpt") and case.optimizer == "sgd" and not case.fields]
 ONE_EACH = list({case.key: case for case in reversed(_PLAIN)}.values())
 ONE_EACH += [next(case for case in _PLAIN if {"dp", "pp"} <= case.choices.keys())]

@@ -129,7 +129,7 @@ def refused(trainer: Trainer, path: Path) -> str:
 
 
 def test_another_model_is_refused_by_its_first_tensor(saved: Path) -> None:
-    said = refused(trainer_of(plan(blocks=6), "tied", "grouped_sgd"), saved)
+    said = refused(trainer_of(plan(blocks=BLOCKS["tied"]), "tied", "grouped_sgd"), saved)
     assert "it is of chain, and this run trains tied: there is no 'embed.weight' in it. Try the checkpoint of" in said
     # The other way round nothing is missing, but there is one too many.
     said = refused(trainer_of(plan(blocks=6), "chain", "grouped_sgd"), _of(saved, "idle"))

@@ -6,6 +6,7 @@ import torch
 
 from tests.engine import jobs
 from tests.engine.models import _tokens
+from tests.engine.systems import BLOCKS
 from trainplan.bench.pool import pool
 from trainplan.engine.oracle import train_alone
 from trainplan.engine.trainer import Trainer
@@ -30,9 +31,9 @@ def train(rank: int, world: int, chosen: Plan):
 
 
 def test_replicas_and_micro_batches_without_a_token_that_counts() -> None:
-    chosen = plan(dp=2, micro=2, bucket=300, blocks=6)
+    chosen = plan(dp=2, micro=2, bucket=300, blocks=BLOCKS["tied"])
     job, model, captured = jobs.built("tied", "sgd")
-    whole = plan(blocks=6)  # one piece: the oracle would divide by zero in the others, too
+    whole = plan(blocks=BLOCKS["tied"])  # one piece: the oracle would divide by zero in the others, too
     want = train_alone(whole, job, captured, jobs.values_of(copy.deepcopy(model)), [sparse(8, 0), sparse(8, 1)], 7)
     for losses, weights in pool(2).run(train, chosen):
         torch.testing.assert_close(losses, want.losses, rtol=1e-9, atol=1e-12)

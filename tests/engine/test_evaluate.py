@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.engine import jobs
+from tests.engine.systems import BLOCKS
 from trainplan.bench.pool import pool
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan, plan
@@ -31,12 +32,12 @@ def evaluate(rank: int, world: int, chosen: Plan):
 @pytest.mark.parametrize(
     "chosen",
     [
-        plan(blocks=5),
-        plan(dp=2, bucket=300, blocks=5),
-        plan(pp=2, micro=2, schedule="1f1b", stages=(2,), blocks=5),
-        plan(pp=4, micro=2, schedule="gpipe", stages=(1, 2, 3), blocks=5),
-        plan(pp=2, micro=2, schedule="interleaved", chunks=2, stages=(1, 2, 3), blocks=5),
-        plan(pp=2, micro=2, schedule="gems", stages=(2,), blocks=5),
+        plan(blocks=BLOCKS["residual"]),
+        plan(dp=2, bucket=300, blocks=BLOCKS["residual"]),
+        plan(pp=2, micro=2, schedule="1f1b", stages=(2,), blocks=BLOCKS["residual"]),
+        plan(pp=4, micro=2, schedule="gpipe", stages=(1, 2, 3), blocks=BLOCKS["residual"]),
+        plan(pp=2, micro=2, schedule="interleaved", chunks=2, stages=(1, 2, 3), blocks=BLOCKS["residual"]),
+        plan(pp=2, micro=2, schedule="gems", stages=(2,), blocks=BLOCKS["residual"]),
     ],
     ids=["single", "dp", "pp2", "pp4 with a skip", "two stages a rank", "two directions"],
 )

@@ -11,13 +11,19 @@ import pytest
 import torch.distributed as dist
 
 from tests.engine import jobs
-from tests.engine.systems import ORDERS, Case
+from tests.engine.systems import GRID, ORDERS, RANKS, Case
 from tests.engine.test_equality import alone, hold
 from trainplan.bench.pool import pool
 from trainplan.engine import transport
 from trainplan.program.lower import backend
 
-ORDERED = [case for case in ORDERS if case.model == "tied" and case.optimizer == "sgd" and not case.fields]
+# Of every order of work on 2, 3 and 4 ranks, the one on most: it has all the messages that the others have.
+ORDERED = [
+    case
+    for case in ORDERS
+    if case.model in ("tied", "gpt") and case.optimizer == "sgd" and not case.fields
+    if case not in GRID or case.plan.pp == max(RANKS)
+]
 
 
 class InOrder(transport.Gloo):
