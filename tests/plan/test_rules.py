@@ -8,8 +8,11 @@ from synthetic import chain
 from tests.program.strategies import cases, examples
 from trainplan.errors import PlanError
 from trainplan.plan.placement import lines, placement
-from trainplan.plan.plan import Plan, plan
-from trainplan.plan.rules import check, check_model, micro_batches, split
+from trainplan.plan.plan import WORDS, Plan, plan
+from trainplan.plan.rules import SPREAD, check, check_model, least_micro, micro_batches, split
+from trainplan.program.check import check as check_program
+from trainplan.program.lower import lower
+from trainplan.program.schedules import orders_of
 
 PIPELINE = {"pp": 3, "micro": 4, "schedule": "gpipe", "blocks": 8}
 TABLE = {"pp": 2, "micro": 4, "schedule": "1f1b", "blocks": 8, "stages": (1, 2, 3)}
@@ -102,6 +105,38 @@ def test_slices_must_be_those_of_the_model(fields: dict, why: str, instead: str)
         check_model(plan(**SLICES), chain(2, **fields))
     assert why in caught.value.why
     assert instead in caught.value.instead
+
+
+@pytest.mark.parametrize("schedule", WORDS["schedule"])
+@pytest.mark.parametrize("spread", [(2, 1, 1), (1, 3, 2)])
+def test_what_takes_different_numbers_of_ranks_a_stage_becomes_a_legal_program(schedule: str, spread: tuple) -> None:
+    """With as few micro-batches as are allowed, and with more; what does not take them is refused before."""
+    chunks = 2 if schedule in ("interleaved", "looped", "zb-v") else 1
+    chosen = {"pp": 3, "spread": spread, "schedule": schedule, "stages": (1, 2), "blocks": 3, "chunks": chunks}
+    for micro in (max(spread), 7):
+        if schedule in SPREAD:
+            program = lower(plan(**chosen, micro=micro), chain(3), batch=8)
+            assert check_program(program) is program
+            assert program.world == sum(spread)
+        else:
+            with pytest.raises(PlanError):
+                lower(plan(**chosen, micro=micro), chain(3), batch=8)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pairs"), [("gems", 1), ("chimera", 1), ("chimera", 2), ("chimera", 4), ("chimera-doubled", 1)]
+)
+def test_in_two_directions_every_copy_has_work_from_a_micro_batch_for_each_pipeline_on(schedule: str, pairs) -> None:
+    chosen = {"pp": 8, "schedule": schedule, "pairs": pairs, "stages": tuple(range(1, 8)), "blocks": 8}
+    least = least_micro(plan(**chosen))
+    assert least == 2 * pairs
+    for micro in range(least, 20):
+        made = plan(**chosen, micro=micro)
+        assert check_program(lower(made, chain(8), batch=20))
+        seen = {(row[1], row[2]) for order in orders_of(made) for row in order.tolist()}
+        assert len(seen) == 2 * pairs * 8
+    with pytest.raises(PlanError, match=f"micro={least}"):
+        check(plan(**chosen, micro=least - 1), 20)
 
 
 @examples(100)

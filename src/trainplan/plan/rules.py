@@ -38,6 +38,8 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
 # What some orders of work need beyond several stages.
 CHUNKED = ("looped", "interleaved", "zb-v")  # several stages a rank
 SLICED = "terapipe"  # every sequence in slices of tokens
+TWO_WAYS = ("gems", "chimera", "chimera-doubled")  # half of the micro-batches down, half up
+SPREAD = ("1f1b", "gpipe", "naive")  # stages may have different numbers of ranks
 SPLIT_BACKWARD = ("zb-h1", "zb-h2", "zb-v")  # backward in two parts
 
 
@@ -91,8 +93,9 @@ def _schedule(plan: Plan, asked: str) -> None:
         raise PlanError(asked, why, "schedule=1f1b, or recompute=none")
     _slices(plan, asked)
     if plan.spread:
-        if schedule not in ("1f1b", "naive", "gpipe"):
-            raise PlanError(asked, f"different numbers of ranks a stage are for 1f1b, not {schedule}", "schedule=1f1b")
+        if schedule not in SPREAD:
+            why = f"different numbers of ranks a stage are for {', '.join(SPREAD)}, not {schedule}"
+            raise PlanError(asked, why, "schedule=1f1b")
         if len(plan.spread) != pp:
             raise PlanError(asked, f"{len(plan.spread)} numbers of ranks for {pp} stages", f"pp={len(plan.spread)}")
     least = least_micro(plan)
@@ -149,13 +152,11 @@ def least_micro(plan: Plan) -> int:
 
     >>> from trainplan.plan.plan import plan
     >>> least_micro(plan(pp=4, schedule="chimera")), least_micro(plan(pp=2, spread=(3, 1))), least_micro(plan(pp=4))
-    (3, 3, 1)
+    (2, 3, 1)
     """
     if plan.spread:
         return max(plan.spread)
-    if plan.pairs > 1:
-        return plan.pp - plan.pp // (2 * plan.pairs) + 1
-    return {"gems": 2, "chimera": plan.pp // 2 + 1, "chimera-doubled": plan.pp + 1}.get(plan.schedule, 1)
+    return 2 * plan.pairs if plan.schedule in TWO_WAYS else 1
 
 
 def _stages(plan: Plan, asked: str) -> None:

@@ -8,7 +8,8 @@ Gradients of the copies are summed before the step, so both copies make the same
 
 Chimera's slots: with D stages, F of the j-th own micro-batch of a unit of D micro-batches runs at stage s in slot
 2j + s, and B in slot 2j + 2D − 1 − s; units follow each other by 2D. More than one pair of pipelines: pair d is shifted
-by d · D / f ranks, each pipeline takes D / 2f micro-batches a unit, and the slots still never meet.
+by d · D / f ranks, each pipeline takes D / 2f micro-batches a unit, and the slots still never meet. Where the last unit
+is short, the pipelines take what there is in turn: so each has work from as many micro-batches on as there are pipelines.
 
 The slots are as long as each other only if F = B. With B = 2F further units cost more than 1F1B's; *forward doubling*
 (two forwards for each backward slot, units of 2D) repairs that at twice the activations.
@@ -38,7 +39,11 @@ def gems(size: Size) -> list[Order]:
 
 
 def chimera(size: Size) -> list[Order]:
-    """Needs an even number of ranks, and pairs that divide half of it."""
+    """Needs an even number of ranks, and pairs that divide half of it.
+
+    >>> chimera(Size(4, 2))[0][:, 1:4].tolist()     # one down: stage 0; one up: stage 3
+    [[0, 0, 0], [1, 3, 1], [1, 3, 1], [0, 0, 0]]
+    """
     depth, pairs = size.ranks, size.pairs
     own = depth // (2 * pairs)  # micro-batches of each pipeline in a unit
     units = -(-size.micro_batches // depth)
@@ -46,7 +51,9 @@ def chimera(size: Size) -> list[Order]:
     parts: list[list[tuple[Order, Ints]]] = [[] for _ in range(depth)]
     for pipeline in range(2 * pairs):
         pair, up = divmod(pipeline, 2)
-        micro = unit * depth + (up * pairs + pair) * own + turn
+        place = up * pairs + pair
+        whole = (unit + 1) * depth <= size.micro_batches
+        micro = unit * depth + np.where(whole, place * own + turn, turn * 2 * pairs + place)
         for stage in range(depth):
             rank = ((depth - 1 - stage if up else stage) + pair * depth // pairs) % depth
             begin = 2 * depth * unit + 2 * turn
@@ -64,8 +71,9 @@ def chimera_doubled(size: Size) -> list[Order]:
     """
     depth, half = size.ranks, size.ranks // 2
     units = -(-size.micro_batches // (2 * depth))
-    numbers = [2 * depth * u + np.arange(depth) for u in range(units)]
-    micro = [np.concatenate(numbers), np.concatenate(numbers) + depth]  # of the pipelines down and up
+    unit, turn = (column.ravel() for column in np.indices((units, depth)))
+    whole = 2 * depth * (unit + 1) <= size.micro_batches
+    micro = [2 * depth * unit + np.where(whole, way * depth + turn, 2 * turn + way) for way in (0, 1)]  # down and up
     lists = []
     for rank in range(depth):
         lead = 0 if rank < half else 1

@@ -7,6 +7,8 @@ Every rank holds the activations of all micro-batches, which is why GPipe recomp
 
 With several chunks a rank this is the *looped* (breadth-first) pipeline: all micro-batches through one chunk, then all
 through the next. Its bubble is that of the interleaved one; it holds more, and its messages may be larger and fewer.
+
+Stages may have different numbers of ranks (`dp=2,1,1`), which take the micro-batches in turn.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainplan.program.ops import Kind
-from trainplan.program.schedules.order import Order, Size, rows
+from trainplan.program.schedules.order import Order, Size, in_turn, rows
 
 
 def gpipe(size: Size) -> list[Order]:
@@ -23,6 +25,8 @@ def gpipe(size: Size) -> list[Order]:
     [0, 1, 1, 0]
     >>> gpipe(Size(2, 2, chunks=2))[0][:, 2].tolist()
     [0, 0, 2, 2, 2, 2, 0, 0]
+    >>> [order[:, 3].tolist() for order in gpipe(Size(2, 3, spread=(2, 1)))]
+    [[0, 2, 2, 0], [1, 1], [0, 1, 2, 2, 1, 0]]
     """
     micro = np.tile(np.arange(size.micro_batches), size.chunks)
     chunk = np.repeat(np.arange(size.chunks), size.micro_batches)
@@ -31,4 +35,4 @@ def gpipe(size: Size) -> list[Order]:
         forward = rows(Kind.F, chunk * size.ranks + rank, micro)
         backward = rows(Kind.B, chunk * size.ranks + rank, micro)[::-1]
         lists.append(np.concatenate([forward, backward]))
-    return lists
+    return in_turn(lists, size.spread) if size.spread else lists

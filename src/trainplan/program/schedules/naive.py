@@ -3,7 +3,8 @@
     rank 0  F0 ·  ·  B0 F1 ·  ·  B1
     rank 1  ·  F0 B0 ·  ·  F1 B1 ·
 
-With one stage it is gradient accumulation, and with one micro-batch plain training.
+With one stage it is gradient accumulation, and with one micro-batch plain training. Where stages have different numbers
+of ranks (`dp=2,1,1`), these take the micro-batches in turn, and each has one at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainplan.program.ops import Kind
-from trainplan.program.schedules.order import Order, Size, by_slot, rows
+from trainplan.program.schedules.order import Order, Size, by_slot, in_turn, rows
 
 
 def naive(size: Size) -> list[Order]:
@@ -20,7 +21,8 @@ def naive(size: Size) -> list[Order]:
     True
     """
     micro = np.arange(size.micro_batches)
-    return [
+    lists = [
         by_slot((rows(Kind.F, rank, micro), 2 * micro), (rows(Kind.B, rank, micro), 2 * micro + 1))
         for rank in range(size.ranks)
     ]
+    return in_turn(lists, size.spread) if size.spread else lists

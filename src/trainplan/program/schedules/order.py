@@ -8,6 +8,7 @@ micro-batches be counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,6 +80,22 @@ def counted(
         places = np.flatnonzero(sort == number)
         found[places, 3] = micro_batches[pipeline][: len(places)]
     return found
+
+
+def in_turn(alone: Sequence[Order], spread: Sequence[int]) -> list[Order]:
+    """The orders of all ranks of stages that have several, from the list that each stage has alone: micro-batch t is
+    for rank t mod r of a stage with r. Legal again, since every rank does a part of a legal list in the same order.
+
+    >>> stages = [rows(Kind.F, stage, np.arange(3)) for stage in range(2)]
+    >>> [order[:, 3].tolist() for order in in_turn(stages, (2, 1))]
+    [[0, 2], [1], [0, 1, 2]]
+    """
+    orders = []
+    for order, ranks in zip(alone, spread, strict=True):
+        lines = order.copy()
+        lines[:, 1] = order[:, 3] % math.lcm(*spread)
+        orders += [lines[order[:, 3] % ranks == turn] for turn in range(ranks)]
+    return orders
 
 
 def only(order: Order, micro_batches: int) -> Order:
