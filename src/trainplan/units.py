@@ -106,6 +106,16 @@ def tflops(rate: float) -> str:
     return f"{significant(rate / 1e12)} TFLOP/s"
 
 
+def some(number: int, what: str) -> str:
+    """So many of them, in words.
+
+    >>> some(1, "replica"), some(2, "micro-batch")
+    ('1 replica', '2 micro-batches')
+    """
+    plural = "es" if what.endswith(("ch", "s")) else "s"
+    return f"{number} {what}{'' if number == 1 else plural}"
+
+
 def count(value: float) -> str:
     """A large count: 11.2 M, 8.03 B.
 

@@ -108,8 +108,8 @@ def test_what_is_passed_over_still_counts_as_a_cell() -> None:
 @pytest.mark.parametrize(
     ("line", "why", "instead"),
     [
-        ("schedule=mine.csv pp=4", "pp=4, and the order of work has 2 line(s), one for each rank", "pp=2"),
-        ("schedule=mine.csv micro=3", "micro=3, and the order of work has 2 micro-batch(es)", "micro=2"),
+        ("schedule=mine.csv pp=4", "pp=4, and the order of work has 2 lines, one for each rank", "pp=2"),
+        ("schedule=mine.csv micro=3", "micro=3, and the order of work has 2 micro-batches", "micro=2"),
         ("schedule=none.csv", "it cannot be read (No such file or directory)", "mine.csv"),
         ("schedule=deep/none.csv", "it cannot be read (No such file or directory)", "--csv FILE, which writes one"),
         ("schedule=binary.csv", "it is not a text file", "0F0,0F1"),
@@ -129,7 +129,7 @@ def test_lines_that_do_not_go_with_the_file(file, line: str, why: str, instead: 
     [
         ({"world": 1}, "it needs 1 × 2 = 2 devices, and there are 1", "an order of work for 1 rank"),
         ({"blocks": 1}, "2 stages, but the model has only 1 blocks", "an order of work with at most 1 stages"),
-        ({"batch": 1}, "a batch of 1 samples cannot be split over 1 replica(s) × 2", "--batch 2"),
+        ({"batch": 1}, "a batch of 1 sample cannot be split over 1 replica × 2", "--batch 2"),
     ],
 )
 def test_orders_that_do_not_go_with_the_machine(file, fields: dict, why: str, instead: str) -> None:

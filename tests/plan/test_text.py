@@ -109,6 +109,13 @@ BAD = {
     "memory=-1GiB": ("memory=-1GiB", "zero or more", "memory=25MiB"),
     "gpip": ("word 'gpip'", "no such system", "gpipe"),
     "pp=2 gpipe": ("word 'gpipe'", "a word without '=' is the name of a system, and stands first", "gpipe"),
+    "schedule=dapple": ("schedule=dapple", "dapple is a system, and stands first", "dapple pp=4"),
+    "schedule=torchgpipe-as-found": ("schedule=torch", "torchgpipe-as-found is a system", "torchgpipe-as-found pp=4"),
+    "pp=2 schedule=looped-bfs": ("schedule=looped-bfs", "looped-bfs is a system", "looped-bfs pp=4"),
+    "schedule=pipedream": ("schedule=pipedream", "schedule is one of naive", "schedule="),  # a system that is not built
+    "lockstep pp=2": ("word 'lockstep'", "lockstep is an order of work", "schedule=lockstep"),
+    "pp=2 zb-h3": ("word 'zb-h3'", "the name of a system, and stands first", "zb-h"),
+    "placement=0,0": ("placement=0,0", "a pipeline needs two ranks or more, and the table has 1 rank", "placement=0,1"),
     "horovod": ("horovod", "not built yet", "trainplan systems"),
 }
 

@@ -70,10 +70,10 @@ def test_backward_goes_first_and_w_last() -> None:
 @pytest.mark.parametrize(
     ("line", "why", "instead"),
     [
-        ("placement=0,2", "the ranks of a replica count from 0, and these are [0, 2]", "placement=0,1,1,0"),
-        ("placement=0,0", "the ranks of a replica count from 0, and these are [0]", "placement=0,1,1,0"),
+        ("placement=0,2", "count from 0 without gaps, and these are [0, 2]", "placement=0,1,1,0"),
+        ("placement=0,0", "a pipeline needs two ranks or more, and the table has 1 rank", "placement=0,1,1,0"),
         ("placement=0,x", "the rank of every stage was expected", "placement=0,1,1,0"),
-        ("placement=", "count from 0", "placement=0,1,1,0"),
+        ("placement=", "a pipeline needs two ranks or more", "placement=0,1,1,0"),
         ("placement=0,1,1 pp=3", "pp=3, and the table has 2 ranks", "pp=2, or leaving it out"),
         ("placement=0,1,1 schedule=interleaved", "wants the stages on ranks 0,1", "takes any table"),
         (
@@ -85,7 +85,7 @@ def test_backward_goes_first_and_w_last() -> None:
         ("placement=0,1,0 schedule=chimera", "wants the stages on ranks", "takes any table"),
         ("placement=0,1 dp=2,1", "would need several ranks a stage", "leaving it out"),
         ("placement=0,1,1,0,1,1,0,0,1", "9 stages, but the model has only 8 blocks", "a placement of at most 8 stages"),
-        ("placement=0,1,2,3,4", "it needs 1 × 5 = 5 devices, and there are 4", "a placement for 4 rank(s)"),
+        ("placement=0,1,2,3,4", "it needs 1 × 5 = 5 devices, and there are 4", "a placement for 4 ranks"),
     ],
 )
 def test_tables_that_are_refused(line: str, why: str, instead: str) -> None:

@@ -30,7 +30,7 @@ def kind(p) -> tuple:
 
 def test_more_devices_for_the_same_time_are_not_worth_a_row(eight):
     """Six and seven replicas both have a share of three samples; eight are all there are."""
-    found = recommend(model(), eight, BATCH, top=20)
+    found = recommend(model(), eight, BATCH, top=40)
     replicas = [row.prediction.plan.dp for row in found.ranked if row.prediction.plan.pp == 1]
     assert 7 not in replicas
     assert {8, 6} <= set(replicas)

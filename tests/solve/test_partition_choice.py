@@ -297,7 +297,30 @@ def test_explain_says_who_cut(profile):
         ("pp=5 partition=even", "it needs 1 × 5 = 5 devices, and there are 4"),
         (
             "pp=4 schedule=looped chunks=2 partition=even",
-            "12 blocks do not divide by 8 stages. Try 6 stages or 12 stages.",
+            "12 blocks do not divide by 8 stages. Try pp=3 or pp=6.",
+        ),
+        (
+            "interleaved pp=4 chunks=2 partition=even",
+            "partition=even on 4 devices of 2 chunks: 12 blocks do not divide by 8 stages. Try pp=3 or pp=6.",
+        ),
+        # What was asked for is kept or refused, whatever the planner answers.
+        *(
+            (
+                f"{asked} micro=8 partition={name}",
+                (
+                    f"{name} answers data parallelism (dp=4) here, and the plan asks for "
+                    f"schedule={asked.removeprefix('schedule=')}, an order of work between stages. "
+                    "Try leaving the order of work out, or partition=bottleneck."
+                ),
+            )
+            for asked, name in (
+                ("schedule=gpipe", "pipedream"),
+                ("gpipe", "dapple"),
+                ("terapipe", "dapple"),
+                ("chimera", "dapple"),
+                ("naive", "pipedream"),
+                ("schedule=1f1b", "bapipe"),
+            )
         ),
         (
             "pipedream pp=2",
@@ -311,6 +334,35 @@ def test_refusals(line, message, profile):
     with pytest.raises(PlanError) as error:
         resolve(parse(line), profile, cluster("4xTitanRTX"), 64)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "naive"])
+def test_an_order_that_is_asked_for_is_kept(schedule):
+    plan = resolve(parse(f"schedule={schedule} micro=8 partition=pipedream"), worked(P1), FOUR, 64)
+    assert shape(plan) == ((2, 5), (1, 2, 1), 3, 8, schedule)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("zb-h1", "different numbers of ranks a stage are for 1f1b, gpipe, naive, not zb-h1"),
+        ("chimera", "two directions meet in the middle of an even number of stages, not 3"),
+    ],
+)
+def test_an_answer_that_does_not_go_with_the_order_is_told(asked, why):
+    """What nobody wrote is not what is refused: the solver's answer is."""
+    with pytest.raises(PlanError) as error:
+        resolve(parse(f"{asked} micro=8 partition=pipedream"), worked(P1), FOUR, 64)
+    assert str(error.value) == (
+        f"plan '{asked} micro=8 partition=pipedream': pipedream answers dp=1,2,1 pp=3 here, and {why}. "
+        "Try leaving the order of work out, or partition=bottleneck."
+    )
+
+
+def test_a_system_takes_whatever_its_own_planner_answers(profile):
+    assert shape(resolve(parse("dapple micro=8 partition=dapple"), profile, cluster("4xTitanRTX"), 64)) == (
+        (), 4, 1, 2, "naive",
+    )  # fmt: skip
 
 
 def test_a_published_algorithm_that_goes_wrong_says_how():

@@ -172,10 +172,19 @@ def test_limit_is_that_of_the_device_or_less(four):
         ("dp=2 pp=3", 64, "it needs 2 × 3 = 6 devices, and there are 4. Try dp=1 pp=3."),
         ("pp=6", 64, "it needs 1 × 6 = 6 devices, and there are 4. Try pp=4."),
         ("dp=4", 3, "a batch of 3 samples cannot be split over 4 replicas. Try dp=3."),
-        ("dp=2 micro=8", 12, "cannot be split over 2 replica(s) × 8 micro-batches. Try micro=6."),
-        ("accumulate", 1, "cannot be split over 1 replica(s) × 2 micro-batches. Try --batch 2."),
+        ("dp=2 micro=8", 12, "cannot be split over 2 replicas × 8 micro-batches. Try micro=6."),
+        ("accumulate", 1, "cannot be split over 1 replica × 2 micro-batches. Try --batch 2."),
         ("pp=3 stages=4", 64, "3 stages need 2 cuts, 1 are given. Try leaving stages open."),
         ("pp=2 stages=12", 64, "cuts must rise from 1 to 11"),
+        # In the words of the request, without choices that nobody made.
+        ("stages=2,4,12", 64, "plan 'stages=2,4,12': cuts must rise from 1 to 11, so that each stage has at least one"),
+        ("dp=2,1 pp=3", 64, "plan 'dp=2,1 pp=3': 2 numbers of ranks for 3 stages. Try pp=2."),
+        ("chimera pp=4 micro=1", 64, "plan 'chimera pp=4 micro=1': with 1 micro-batch some copy of a stage"),
+        # Slices that nobody would take.
+        ("pp=2 schedule=gpipe slices=4", 64, "gpipe takes sequences whole"),
+        ("pp=2 slices=4", 64, "1f1b takes sequences whole: nothing carries keys and values from slice to slice. Try"),
+        ("slices=4", 64, "naive takes sequences whole"),
+        ("gpipe slices=4 partition=torchgpipe", 64, "gpipe takes sequences whole"),
     ],
 )
 def test_what_is_refused_says_why_and_what_works(line, batch, message, profile, four):

@@ -7,13 +7,14 @@ These are the rules that need only the plan, the number of blocks and the batch.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from trainplan.errors import PlanError, nearest
 from trainplan.plan.order import GIVEN, known
-from trainplan.plan.placement import ANY_TABLE
 from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
 from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
+from trainplan.units import some
 
 
 def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
@@ -27,9 +28,9 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     for field in ("dp", "pp", "micro", *(("bucket",) if plan.dp > 1 else ())):
         if getattr(plan, field) < 1:
             raise PlanError(asked, f"{field} counts from 1, and is {getattr(plan, field)}", f"{field}=1")
-    _schedule(plan, asked)
+    check_order(plan, asked)
     _placement(plan, asked)
-    _stages(plan, asked)
+    check_stages(plan, asked)
     _devices(plan, asked, world)
     _batch(plan, asked, batch)
     return plan
@@ -69,7 +70,8 @@ def _order(plan: Plan, asked: str) -> None:
             raise PlanError(asked, why, f"{field}={said}")
 
 
-def _schedule(plan: Plan, asked: str) -> None:
+def check_order(plan: Plan, asked: str) -> None:
+    """Refused where an order of work does not go with the numbers of ranks, chunks, pairs and micro-batches."""
     schedule, pp = plan.schedule, plan.pp
     if plan.order:
         _order(plan, asked)
@@ -86,8 +88,7 @@ def _schedule(plan: Plan, asked: str) -> None:
             asked, f"two directions meet in the middle of an even number of stages, not {pp}", f"pp={pp + 1}"
         )
     if plan.pairs > 1 and (schedule != "chimera" or pp // 2 % plan.pairs):
-        why = f"{plan.pairs} pairs of pipelines need schedule=chimera, and half of pp={pp} must be a multiple of them"
-        raise PlanError(asked, why, "pairs=1")
+        raise PlanError(asked, *_why_no_pairs(plan))
     if plan.recompute != "none" and splits_backward(plan):
         why = "a backward pass in two parts would recompute everything twice"
         raise PlanError(asked, why, "schedule=1f1b, or recompute=none")
@@ -100,14 +101,38 @@ def _schedule(plan: Plan, asked: str) -> None:
             raise PlanError(asked, f"{len(plan.spread)} numbers of ranks for {pp} stages", f"pp={len(plan.spread)}")
     least = least_micro(plan)
     if plan.micro < least:
-        why = f"with {plan.micro} micro-batch(es) some copy of a stage has no work"
+        why = f"with {some(plan.micro, 'micro-batch')} some copy of a stage has no work"
         raise PlanError(asked, why, f"micro={least}")
 
 
-def _slices(plan: Plan, asked: str) -> None:
-    if plan.slices and plan.schedule != SLICED:
-        why = f"{plan.schedule} takes sequences whole: nothing carries keys and values from slice to slice"
+def check_sketch(plan: Plan, asked: str) -> None:
+    """The same of a plan whose slices may still be open."""
+    check_order(replace(plan, slices=plan.slices or ((1, 1) if plan.schedule == SLICED else ())), asked)
+
+
+def _why_no_pairs(plan: Plan) -> tuple[str, str]:
+    """Why a plan cannot have so many pairs of pipelines, and what it could have."""
+    if plan.schedule != "chimera":
+        why = f"pairs of pipelines in opposite directions are chimera's, not {plan.schedule}'s"
+        return why, "schedule=chimera, or leaving pairs out"
+    half = plan.pp // 2
+    fits = [str(pairs) for pairs in range(1, half + 1) if half % pairs == 0]
+    why = (
+        f"pairs={plan.pairs} must divide half of pp={plan.pp}, which is {half}, so that all have as many micro-batches"
+    )
+    return why, f"pairs={' or '.join(fits)}"
+
+
+def takes_slices(schedule: str, asked: str) -> None:
+    """Refused where an order of work does not cut sequences."""
+    if schedule != SLICED:
+        why = f"{schedule} takes sequences whole: nothing carries keys and values from slice to slice"
         raise PlanError(asked, why, f"schedule={SLICED}, or no slices")
+
+
+def _slices(plan: Plan, asked: str) -> None:
+    if plan.slices:
+        takes_slices(plan.schedule, asked)
     if plan.schedule != SLICED:
         return
     if len(plan.slices) < 2 or min(plan.slices) < 1:
@@ -141,7 +166,7 @@ def is_order(plan: Plan) -> bool:
     [True, False]
     """
     try:
-        _schedule(plan, "")
+        check_order(plan, "")
     except PlanError:
         return False
     return True
@@ -159,16 +184,18 @@ def least_micro(plan: Plan) -> int:
     return 2 * plan.pairs if plan.schedule in TWO_WAYS else 1
 
 
-def _stages(plan: Plan, asked: str) -> None:
+def check_stages(plan: Plan, asked: str) -> None:
+    """Refused where the cuts do not make the stages."""
     wanted = plan.wanted
     if wanted > plan.blocks:
         raise PlanError(asked, f"{wanted} stages, but the model has only {plan.blocks} blocks", fewer_stages(plan))
     if plan.depth != wanted:
         why = f"{wanted} stages need {wanted - 1} cuts, {len(plan.stages)} are given"
         raise PlanError(asked, why, "leaving stages open")
-    edges = (0, *plan.stages, plan.blocks)
-    if any(b <= a for a, b in itertools.pairwise(edges)):
+    wrong = [cut for before, cut in itertools.pairwise((0, *plan.stages)) if not before < cut < plan.blocks]
+    if wrong:
         why = f"cuts must rise from 1 to {plan.blocks - 1}, so that each stage has at least one block"
+        why += f": {wrong[0]} cannot be"
         raise PlanError(asked, why, "leaving stages open")
 
 
@@ -216,7 +243,7 @@ def other_table(plan: Plan) -> tuple[str, str]:
     why += "".join(f" and {ranks(map(str, line))}" for line in others)
     instead = f"placement={ranks(map(str, first))}, with other names for the ranks"
     if not plan.order:
-        instead += f"; or schedule={nearest(plan.schedule, ANY_TABLE, 1)}, which takes any table"
+        instead += "; or schedule=1f1b, which takes any table"
     return f"{why}, or these ranks by other names", instead
 
 
@@ -234,7 +261,8 @@ def _batch(plan: Plan, asked: str, batch: int) -> None:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
     need = plan.dp * plan.micro
     if batch < need:
-        why = f"a batch of {batch} samples cannot be split over {plan.dp} replica(s) × {plan.micro} micro-batch(es)"
+        parts = f"{some(plan.dp, 'replica')} × {some(plan.micro, 'micro-batch')}"
+        why = f"a batch of {some(batch, 'sample')} cannot be split over {parts}"
         instead = f"--batch {need}" if plan.micro == 1 or batch < plan.dp else f"micro={batch // plan.dp}"
         raise PlanError(asked, why, instead)
 

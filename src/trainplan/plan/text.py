@@ -33,7 +33,7 @@ from trainplan.plan.order import GIVEN, from_file, known, read
 from trainplan.plan.placement import placement as table
 from trainplan.plan.placement import renamed
 from trainplan.plan.plan import PARTITIONS, WORDS, Plan, Request, usual_lines, usual_placement
-from trainplan.units import GIB, KIB, MIB, parse_bytes
+from trainplan.units import GIB, KIB, MIB, parse_bytes, some
 
 _SIZES = ("bucket", "memory")
 _ORDER = (
@@ -57,6 +57,8 @@ def parse(line: str) -> Request:
     for place, word in enumerate(line.split()):
         field, equals, value = word.partition("=")
         if not equals:
+            if field not in SYSTEMS and field in WORDS["schedule"]:
+                raise PlanError(f"plan {line!r}, word {word!r}", f"{field} is an order of work", f"schedule={field}")
             if place or field not in SYSTEMS:
                 known = [key for key, row in SYSTEMS.items() if row.choices is not None]
                 why = "a word without '=' is the name of a system, and stands first" if place else "no such system"
@@ -91,19 +93,26 @@ def settled(request: Request, asked: str) -> Request:
     if not request.order:
         return request
     given = known(tuple(request.order))
-    says = {"pp": (given.ranks, "line(s), one for each rank"), "micro": (given.micro, "micro-batch(es)")}
+    says = {
+        "pp": (given.ranks, f"{some(given.ranks, 'line')}, one for each rank"),
+        "micro": (given.micro, some(given.micro, "micro-batch")),
+    }
     for field, (said, what) in says.items():
         if getattr(request, field) not in (None, said):
-            why = f"{field}={getattr(request, field)}, and the order of work has {said} {what}"
+            why = f"{field}={getattr(request, field)}, and the order of work has {what}"
             raise PlanError(asked, why, f"{field}={said}, or leaving it out")
     return replace(request, schedule=GIVEN, order=given.lines, pp=given.ranks, micro=given.micro)
 
 
 def _value(field: str, value: str, line: str) -> Any:
+    from trainplan.plan.systems import SYSTEMS
+
     asked = f"plan {line!r}, {field}={value}"
     words = PARTITIONS if field == "partition" else WORDS.get(field, ())
     if words:
         if value not in words:
+            if field == "schedule" and value in SYSTEMS and SYSTEMS[value].choices is not None:
+                raise PlanError(asked, f"{value} is a system, and stands first", f"{value} pp=4")
             other = ", or a file.csv" if field == "schedule" else ""
             raise PlanError(asked, f"{field} is one of {', '.join(words)}{other}", f"{field}={_closest(value, words)}")
         return value
@@ -116,8 +125,11 @@ def _value(field: str, value: str, line: str) -> Any:
         return _numbers(value, asked, "the first block of every stage but the first was expected", "stages=2,5")
     if field == "placement":
         ranks = _numbers(value, asked, "the rank of every stage was expected", "placement=0,1,1,0")
-        if sorted(set(ranks)) != list(range(len(set(ranks)))) or len(set(ranks)) < 2:
-            why = f"the ranks of a replica count from 0, and these are {sorted(set(ranks))}"
+        own = sorted(set(ranks))
+        why = f"the ranks of a replica count from 0 without gaps, and these are {own}"
+        if len(own) < 2:
+            why = f"a pipeline needs two ranks or more, and the table has {some(len(own), 'rank')}"
+        if own != list(range(len(own))) or len(own) < 2:
             raise PlanError(asked, why, "placement=0,1,1,0")
         return ranks
     if field == "slices" and "," in value:

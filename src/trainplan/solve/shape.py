@@ -14,8 +14,17 @@ from dataclasses import replace
 from trainplan.errors import PlanError
 from trainplan.plan.placement import placement, renamed
 from trainplan.plan.plan import Plan, Request, plan, usual_lines
-from trainplan.plan.rules import CHUNKED, fewer_stages, least_micro, other_table
+from trainplan.plan.rules import (
+    CHUNKED,
+    check_sketch,
+    check_stages,
+    fewer_stages,
+    least_micro,
+    other_table,
+    takes_slices,
+)
 from trainplan.plan.text import brief, settled
+from trainplan.units import some
 
 USUAL_BUCKET = 25 * 2**20  # torch's
 ENOUGH = 16  # micro-batches for each stage
@@ -109,17 +118,29 @@ def _refuse(request: Request, sketch: Plan, world: int, batch: int) -> None:
     if sketch.wanted > sketch.blocks:
         why = f"{sketch.wanted} stages, but the model has only {sketch.blocks} blocks"
         raise PlanError(asked, why, fewer_stages(sketch))
+    _together(request, sketch, asked)
     own = sum(sketch.spread) if sketch.spread else pp
     if dp * own > world:
         fewer = f"dp={max(1, world // pp)} pp={pp}" if pp <= world else f"pp={world}"
         if pp > world and (request.order or request.placement):
-            fewer = f"{'an order of work' if request.order else 'a placement'} for {world} rank(s)"
+            fewer = f"{'an order of work' if request.order else 'a placement'} for {some(world, 'rank')}"
         raise PlanError(asked, f"it needs {dp} × {own} = {dp * own} devices, and there are {world}", fewer)
     if batch < dp:
-        raise PlanError(asked, f"a batch of {batch} samples cannot be split over {dp} replicas", f"dp={batch}")
+        raise PlanError(asked, f"a batch of {some(batch, 'sample')} cannot be split over {dp} replicas", f"dp={batch}")
     micro = max(request.micro or 1, _least(request.key))
     if batch < dp * micro:
-        why = f"a batch of {batch} samples cannot be split over {dp} replica(s) × {micro} micro-batches"
+        parts = f"{some(dp, 'replica')} × {some(micro, 'micro-batch')}"
+        why = f"a batch of {some(batch, 'sample')} cannot be split over {parts}"
         fits = batch // dp
         changes = fits >= _least(request.key) and not request.order  # which has its micro-batches in it
         raise PlanError(asked, why, f"micro={fits}" if changes else f"--batch {dp * micro}")
+
+
+def _together(request: Request, sketch: Plan, asked: str) -> None:
+    """Refused in the words of the request where what it says does not go together, whatever the rest will be."""
+    if request.slices is not None:
+        takes_slices(sketch.schedule, asked)
+    micro = request.micro or max(sketch.micro, least_micro(sketch))
+    check_sketch(replace(sketch, micro=micro), asked)
+    if request.stages is not None:
+        check_stages(sketch, asked)

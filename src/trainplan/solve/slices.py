@@ -19,6 +19,7 @@ from trainplan.profile.profile import Profile
 from trainplan.program.lower.edges import edges, message_bytes
 from trainplan.solve.partition.instance import Floats
 from trainplan.solve.partition.terapipe import slices
+from trainplan.units import some
 
 UNITS = 32  # places where a sequence may be cut; each slice costs calls and messages, so more would gain little
 EQUAL = (2, 4, 8, 16)  # numbers of equal slices that are tried beside
@@ -30,7 +31,7 @@ def slicings(plan: Plan, count: int | None, profile: Profile, cluster: Cluster, 
     length = profile.tokens_per_sample
     if not 2 <= (count or 2) <= length:
         asked = f"plan {brief(plan)!r} with slices={count or 2}"
-        why = f"a sequence of {length} token(s) is cut into 2 slices or more, of at least one token"
+        why = f"a sequence of {some(length, 'token')} is cut into 2 slices or more, of at least one token"
         raise PlanError(asked, why, f"slices={length}" if length > 1 and count != 1 else "schedule=gpipe")
     units = min(length, max(UNITS, count or 0))
     table = _seconds(plan, profile, cluster, batch, units)

@@ -9,7 +9,7 @@ Gradients of the copies are summed before the step, so both copies make the same
 Chimera's slots: with D stages, F of the j-th own micro-batch of a unit of D micro-batches runs at stage s in slot
 2j + s, and B in slot 2j + 2D − 1 − s; units follow each other by 2D. More than one pair of pipelines: pair d is shifted
 by d · D / f ranks, each pipeline takes D / 2f micro-batches a unit, and the slots still never meet. Where the last unit
-is short, the pipelines take what there is in turn: so each has work from as many micro-batches on as there are pipelines.
+is short, the pipelines take what there is in turn: with a micro-batch for each of them, all have work.
 
 The slots are as long as each other only if F = B. With B = 2F further units cost more than 1F1B's; *forward doubling*
 (two forwards for each backward slot, units of 2D) repairs that at twice the activations.
@@ -83,7 +83,7 @@ def chimera_doubled(size: Size) -> list[Order]:
         # 0 1 are F and B of the leading pipeline, 2 3 those of the other.
         sorts = [(kind, way, stage[way]) for way in (lead, 1 - lead) for kind in (Kind.F, Kind.B)]
         pattern: list[tuple[str, int]] = []
-        for unit in range(units):
-            pattern += [("100" if unit else "00", first), ("2200", rest), ("223", first), ("13", rest + half)]
+        for number in range(units):
+            pattern += [("100" if number else "00", first), ("2200", rest), ("223", first), ("13", rest + half)]
         lists.append(only(counted(sorts, [*pattern, ("1", first)], micro), size.micro_batches))
     return lists

@@ -21,10 +21,11 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan.placement import Placement
 from trainplan.plan.plan import Plan, Request, usual_placement
-from trainplan.plan.rules import CHUNKED, split
+from trainplan.plan.rules import CHUNKED, check_sketch, split
 from trainplan.plan.text import brief
 from trainplan.solve.partition.answer import WEIGHTS, Partition
 from trainplan.solve.partition.chimera import greedy_batch
+from trainplan.solve.partition.even import divides
 from trainplan.solve.partition.instance import Instance
 from trainplan.solve.partition.partitioners import ASYNCHRONOUS, CHOOSES, PARTITIONERS
 from trainplan.solve.partition.problem import plain, problem, recomputed
@@ -82,10 +83,12 @@ def partitioned(request: Request, sketch: Plan, cluster: Cluster, batch: int, ta
     given = problem(tables, cluster, ranks, max(split(local, sketch.micro)), sketch.micro, sketch.recompute)
     if sketch.spread:  # ranks of a stage take turns
         given = replace(given, speeds=tuple(s * n for s, n in zip(given.speeds, sketch.spread, strict=True)))
+    if name == "even" and not request.placement:  # which has its own number of stages
+        divides(sketch.blocks, sketch.pp, sketch.chunks)
     options = {"fall_back": request.pp is None} if name == "bapipe" else {}
     found = _sound(name, PARTITIONERS[name](given, **options))
     if found.stages == 1:  # bapipe: data parallelism is faster
-        return _one_stage(sketch, sketch.dp * found.devices, name, found)
+        return _one_stage(request, sketch, sketch.dp * found.devices, found)
     schedule = sketch.schedule if request.schedule else found.order or sketch.schedule
     made = replace(sketch, stages=found.cuts, schedule=schedule)
     words = _words(name, found, made)
@@ -129,7 +132,7 @@ def _planned(request: Request, sketch: Plan, found: Partition) -> Plan:
     name, widths = request.partition or "", set(found.replicas)
     recompute = request.recompute or ("full" if found.recompute else "none")
     if found.stages == 1:
-        return _one_stage(replace(sketch, recompute=recompute), found.devices, name, found)
+        return _one_stage(request, replace(sketch, recompute=recompute), found.devices, found)
     made = replace(
         sketch, pp=found.stages, stages=found.cuts, recompute=recompute, spread=found.replicas,
         micro=max(sketch.micro, *found.replicas), schedule=request.schedule or found.order or "1f1b",
@@ -138,14 +141,30 @@ def _planned(request: Request, sketch: Plan, found: Partition) -> Plan:
     if widths == {1} or (len(widths) == 1 and request.micro is None and made.micro % found.replicas[0] == 0):
         width = found.replicas[0]
         made = replace(made, dp=width, spread=(), micro=made.micro // width)
+    try:
+        check_sketch(made, "")
+    except PlanError as error:
+        answer = f"dp={','.join(map(str, made.spread or (made.dp,)))} pp={made.pp}"
+        raise _not_as_asked(request, answer, error.why) from None
     names = [device for group in found.placement for device in group]
     table = usual_placement(made)
     words = _words(name, found, made)
     return replace(made, placement=_renamed(table, names) if names else table, cut_by=words)
 
 
-def _one_stage(sketch: Plan, replicas: int, name: str, found: Partition) -> Plan:
-    """Every device has the whole model."""
+def _not_as_asked(request: Request, answer: str, why: str) -> PlanError:
+    """Why an answer is none: it does not go with the order of work that was asked for."""
+    why = f"{request.partition} answers {answer} here, and {why}"
+    return PlanError(f"plan {brief(request)!r}", why, "leaving the order of work out, or partition=bottleneck")
+
+
+def _one_stage(request: Request, sketch: Plan, replicas: int, found: Partition) -> Plan:
+    """Every device has the whole model: refused where an order of work between stages was asked for. (The system that
+    the planner belongs to is not one: with it goes whatever it answers.)"""
+    name = request.partition or ""
+    if request.schedule is not None and request.key != name:
+        why = f"the plan asks for schedule={request.schedule}, an order of work between stages"
+        raise _not_as_asked(request, f"data parallelism (dp={replicas})", why)
     total = sketch.dp * sketch.micro
     made = replace(
         sketch, dp=replicas, pp=1, chunks=1, pairs=1, spread=(), stages=(), schedule="naive",

@@ -21,24 +21,42 @@ import numpy as np
 from trainplan.errors import PlanError
 from trainplan.solve.partition.answer import Partition
 from trainplan.solve.partition.instance import Instance, enough_blocks
+from trainplan.units import some
 
 
 def even(given: Instance, chunks: int = 1) -> Partition:
     """Equal numbers of blocks in every chunk of every device, or none at all."""
     stages = given.devices * chunks
     enough_blocks("even", given, stages)
-    if given.blocks % stages:
-        divisors = [n for n in range(1, given.blocks + 1) if given.blocks % n == 0]
-        near = [max(n for n in divisors if n < stages), min(n for n in divisors if n > stages)]
-        asked = f"partition=even on {given.devices} devices" + (f" of {chunks} chunks" if chunks > 1 else "")
-        why = f"{given.blocks} blocks do not divide by {stages} stages"
-        raise PlanError(asked, why, " or ".join(f"{n} stage{'s' if n > 1 else ''}" for n in near))
+    divides(given.blocks, given.devices, chunks)
     length = given.blocks // stages
     cuts = tuple(range(length, given.blocks, length))
     per_chunk = np.array(given.seconds).reshape(chunks, given.devices, length).sum(axis=2)
     value = float((per_chunk.sum(axis=0) / np.array(given.speeds)).max())  # of the device with most to do
     placement = tuple((stage % given.devices,) for stage in range(stages))
     return Partition(cuts, (1,) * stages, value, placement=placement)
+
+
+def divides(blocks: int, devices: int, chunks: int = 1) -> None:
+    """Refused where the blocks cannot be shared out evenly.
+
+    >>> divides(6, 2, chunks=2)
+    Traceback (most recent call last):
+    trainplan.errors.PlanError: partition=even on 2 devices of 2 chunks: 6 blocks do not divide by 4 stages. Try pp=3.
+    >>> divides(9, 2, chunks=2)
+    Traceback (most recent call last):
+    trainplan.errors.PlanError: partition=even on 2 devices of 2 chunks: 9 blocks do not divide by 4 stages. Try \
+partition=bottleneck.
+    """
+    stages = devices * chunks
+    if blocks % stages == 0:
+        return
+    # As many chunks on every device, and those only where there are several devices.
+    fits = [n for n in range(chunks, blocks + 1, chunks) if blocks % n == 0 and (chunks == 1 or n > chunks)]
+    near = [*[n for n in fits if n < stages][-1:], *[n for n in fits if n > stages][:1]]
+    asked = f"partition=even on {some(devices, 'device')}" + (f" of {chunks} chunks" if chunks > 1 else "")
+    instead = " or ".join(some(n, "stage") if chunks == 1 else f"pp={n // chunks}" for n in near)
+    raise PlanError(asked, f"{blocks} blocks do not divide by {stages} stages", instead or "partition=bottleneck")
 
 
 def lengths(blocks: int, stages: int) -> list[int]:
