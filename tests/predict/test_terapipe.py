@@ -139,7 +139,7 @@ def test_terapipe_with_just_so_many_slices(count: int) -> None:
     ("line", "fields", "why", "instead"),
     [
         ("terapipe pp=2 slices=1", {}, "cut into 2 slices or more", "schedule=gpipe"),
-        ("terapipe pp=2 slices=17", {}, "a sequence of 16 token(s)", "slices=16"),
+        ("terapipe pp=2 slices=17", {}, "a sequence of 16 tokens", "slices=16"),
         ("terapipe pp=2", {"whole_sequences": "it pools over tokens"}, "it pools over tokens", "schedule=1f1b"),
         ("terapipe pp=2 slices=8,9", {}, "sum to 17 tokens, and a sequence has 16", "slices=8,8"),
     ],
