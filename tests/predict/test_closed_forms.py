@@ -1,4 +1,5 @@
-"""Simulated time equals what is known in closed form. (Memory: test_memory_forms.py.)"""
+"""Simulated time equals what is known in closed form. (Numbers for each order: test_orders.py; memory:
+test_memory_forms.py.)"""
 
 import itertools
 
@@ -6,40 +7,16 @@ import numpy as np
 import pytest
 
 from synthetic import chain
+from tests.predict.pipelines import pipeline, timed
 from trainplan.plan.plan import plan
-from trainplan.predict.clock import Played, bubble, play, seconds_by_kind
+from trainplan.predict.clock import bubble, play, seconds_by_kind
 from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.ops import Kind
-from trainplan.program.program import Program
 
 GRID = [
     (p, m, f, b) for p, m, (f, b) in itertools.product(range(2, 7), range(1, 13), ((1, 1), (1, 2), (2, 3)))
 ]  # fmt: skip
-
-
-def pipeline(schedule: str, stages: int, micro: int, recompute: str = "none", **fields) -> Program:
-    """A block a stage, 100 bytes saved in each, 10 bytes at each boundary, 1000 bytes of weights a block."""
-    choices = {"pp": stages, "micro": micro, "schedule": schedule if stages > 1 else "naive"}
-    cuts = tuple(range(1, stages))
-    chosen = plan(**choices, stages=cuts, blocks=stages, recompute=recompute, **fields)
-    return check(lower(chosen, chain(stages), micro * chosen.dp))
-
-
-def timed(program: Program, forward=1.0, backward=2.0, message=0.0, **other) -> Played:
-    """Play with so many seconds a forward and backward pass, of all stages alike or one number for each."""
-    table = dict.fromkeys((Kind.SEND_F, Kind.SEND_B), message)
-    table |= dict.fromkeys((Kind.REDUCE_GRAD, Kind.LOSS, Kind.STEP, Kind.BARRIER), 0.0)
-    table |= {Kind.F: 0.0, Kind.B: 0.0, Kind.R: 0.0, **{Kind[name]: value for name, value in other.items()}}
-    run = seconds_by_kind(program, table)
-    for kind, value in ((Kind.F, forward), (Kind.R, forward), (Kind.B, backward)):
-        chosen = program.kind == kind
-        each = np.broadcast_to(value, int(program.stage.max()) + 1)
-        run[chosen] = each[program.stage[chosen]]
-    return play(program, run)
-
-
-# -- time ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.system("gpipe", "P")
@@ -64,34 +41,6 @@ def test_time_of_naive() -> None:
         played = timed(pipeline("naive", p, m), forward, backward)
         assert played.makespan == m * p * (forward + backward)
         assert bubble(played) == pytest.approx((p - 1) / p, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "micro", "share"),
-    [
-        *(("gpipe", m, b) for m, b in ((4, 0.42857), (8, 0.27273), (16, 0.15789))),
-        *(("1f1b", m, b) for m, b in ((4, 0.42857), (8, 0.27273), (16, 0.15789))),
-        *(("naive", m, 0.75) for m in (4, 8, 16)),
-    ],
-)
-def test_bubbles_as_numbers(schedule: str, micro: int, share: float) -> None:
-    assert bubble(timed(pipeline(schedule, 4, micro))) == pytest.approx(share, abs=5e-6)
-
-
-# Four stages, F = 1, B = 2; seconds of a message → seconds of 8, 16 and 32 micro-batches.
-WITH_MESSAGES = {
-    ("gpipe", 0.5): (36, 60, 108),
-    ("1f1b", 0.5): (41, 71, 131),
-    ("gpipe", 1.0): (39, 63, 111),
-    ("1f1b", 1.0): (49, 85, 157),
-}
-
-
-@pytest.mark.parametrize(("schedule", "message"), WITH_MESSAGES)
-def test_messages_cost_1f1b_more_than_gpipe(schedule: str, message: float) -> None:
-    """GPipe pays for filling and draining, (m+p−1)(F+B) + 2(p−1)c; 1F1B for every round."""
-    found = tuple(timed(pipeline(schedule, 4, m), message=message).makespan for m in (8, 16, 32))
-    assert found == WITH_MESSAGES[schedule, message]
 
 
 @pytest.mark.parametrize(("stages", "message", "slope"), [(4, 0.5, 3.75), (4, 1.0, 4.5), (8, 0.5, 3.875)])

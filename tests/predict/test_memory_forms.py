@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from synthetic import chain
-from tests.predict.test_closed_forms import pipeline, timed
+from tests.predict.pipelines import pipeline, timed
 from trainplan.plan.plan import plan
 from trainplan.predict.clock import Played
 from trainplan.predict.memory import in_flight, peaks, tracks
@@ -32,7 +32,7 @@ def held(schedule: str, stages: int, micro: int, rank: int) -> int:
 def test_micro_batches_in_flight(schedule: str) -> None:
     for p, m, message in itertools.product(range(2, 6), (1, 2, 3, 4, 8), (0.0, 0.5, 3.0)):
         for recompute in ("none", "full", "except-last"):
-            played = timed(pipeline(schedule, p, m, recompute), message=message)
+            played = timed(pipeline(schedule, p, m, recompute=recompute), message=message)
             assert [in_flight(played, rank) for rank in range(p)] == [held(schedule, p, m, r) for r in range(p)]
 
 

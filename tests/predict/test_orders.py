@@ -1,45 +1,14 @@
 """Times and memory of the orders of work against what is known of them in closed form, over random sizes."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthetic import chain
-from trainplan.plan.plan import plan
-from trainplan.predict.clock import Played, bubble, play, seconds_by_kind
-from trainplan.program.check import check
-from trainplan.program.lower import lower
-from trainplan.program.ops import Kind
-from trainplan.program.program import Program
+from tests.predict.pipelines import in_flight, pipeline, timed
+from trainplan.predict.clock import bubble
 
-CHUNKED = ("interleaved", "looped", "zb-v")
 few = settings(max_examples=40, deadline=None)
 seconds = st.integers(1, 4).map(float)
-
-
-def program(schedule: str, ranks: int, micro: int, chunks: int = 1, pairs: int = 1) -> Program:
-    """A block a stage."""
-    stages = ranks * chunks
-    choices = plan(
-        pp=ranks, micro=micro, schedule=schedule, chunks=chunks, pairs=pairs, stages=tuple(range(1, stages)),
-        blocks=stages,
-    )  # fmt: skip
-    return check(lower(choices, chain(stages), micro))
-
-
-def played(made: Program, forward=1.0, backward=2.0, first=1.0, second=1.0, message=0.0, chunks=1) -> Played:
-    """Seconds of a rank's worth of layers, and the latency of a message."""
-    table = dict.fromkeys(Kind, 0.0) | dict.fromkeys((Kind.SEND_F, Kind.SEND_B), message)
-    table |= {Kind.F: forward / chunks, Kind.B: backward / chunks, Kind.I: first / chunks, Kind.W: second / chunks}
-    return play(made, seconds_by_kind(made, table))
-
-
-def in_flight(made: Program, rank: int) -> int:
-    """The most micro-batches (of one stage each) that a rank holds: forwards whose backward is not over."""
-    kinds = made.kind[made.lists.row(rank)]
-    change = np.where(kinds == Kind.F, 1, np.where((kinds == Kind.B) | (kinds == Kind.W), -1, 0))
-    return int(np.cumsum(change).max())
 
 
 @pytest.mark.system("dapple", "P")
@@ -49,8 +18,8 @@ def test_dapple_early_waits_for_no_message(p, m, f, b, share) -> None:
     if p == 1:
         return
     c = share * (f + b) / 2
-    made = program("1f1b-early", p, m)
-    assert played(made, f, b, message=c).makespan == pytest.approx((m + p - 1) * (f + b) + 2 * (p - 1) * c)
+    made = pipeline("1f1b-early", p, m)
+    assert timed(made, f, b, message=c).makespan == pytest.approx((m + p - 1) * (f + b) + 2 * (p - 1) * c)
     assert [in_flight(made, r) for r in range(p)] == [min(m, 2 * (p - r) - 1) for r in range(p)]
 
 
@@ -59,8 +28,8 @@ def test_dapple_early_waits_for_no_message(p, m, f, b, share) -> None:
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(2, 4), seconds, seconds)
 def test_interleaved_shrinks_the_bubble(p, rounds, v, f, b) -> None:
     m = p * rounds
-    made = program("interleaved", p, m, v)
-    assert played(made, f, b, chunks=v).makespan == pytest.approx((m + (p - 1) / v) * (f + b))
+    made = pipeline("interleaved", p, m, v)
+    assert timed(made, f, b, chunks=v).makespan == pytest.approx((m + (p - 1) / v) * (f + b))
     wanted = [min(m * v, 2 * (p - 1 - r) + (v - 1) * p + 1) for r in range(p)]
     assert [in_flight(made, r) for r in range(p)] == wanted
 
@@ -70,8 +39,8 @@ def test_interleaved_shrinks_the_bubble(p, rounds, v, f, b) -> None:
 @given(st.integers(2, 5), st.integers(0, 8), st.integers(2, 4), seconds, seconds)
 def test_looped_bfs_has_the_same_bubble_and_holds_everything(p, more, v, f, b) -> None:
     m = p + more
-    made = program("looped", p, m, v)
-    assert played(made, f, b, chunks=v).makespan == pytest.approx((m + (p - 1) / v) * (f + b))
+    made = pipeline("looped", p, m, v)
+    assert timed(made, f, b, chunks=v).makespan == pytest.approx((m + (p - 1) / v) * (f + b))
     assert {in_flight(made, r) for r in range(p)} == {m * v}
 
 
@@ -80,8 +49,8 @@ def test_looped_bfs_has_the_same_bubble_and_holds_everything(p, more, v, f, b) -
 @given(st.integers(2, 5), st.integers(0, 8), seconds, seconds, seconds)
 def test_zb_h1_fills_the_bubble_with_weights(p, more, f, i, w) -> None:
     m = p + more
-    made = program("zb-h1", p, m)
-    assert played(made, f, first=i, second=w).makespan == m * (f + i + w) + (p - 1) * max(f, i, f + i - w)
+    made = pipeline("zb-h1", p, m)
+    assert timed(made, f, first=i, second=w).makespan == m * (f + i + w) + (p - 1) * max(f, i, f + i - w)
     assert {in_flight(made, r) for r in range(p)} == {p}
 
 
@@ -90,8 +59,8 @@ def test_zb_h1_fills_the_bubble_with_weights(p, more, f, i, w) -> None:
 @given(st.integers(2, 4), st.integers(0, 8), seconds, seconds, seconds)
 def test_zb_h2_fills_the_start_too(p, more, f, i, w) -> None:
     m = 2 * p - 1 + more
-    made = program("zb-h2", p, m)
-    assert played(made, f, first=i, second=w).makespan == m * (f + i + w) + (p - 1) * max(f, i - f, f + i - 2 * w)
+    made = pipeline("zb-h2", p, m)
+    assert timed(made, f, first=i, second=w).makespan == m * (f + i + w) + (p - 1) * max(f, i - f, f + i - 2 * w)
     assert {in_flight(made, r) for r in range(p)} == {2 * p - 1}
 
 
@@ -100,8 +69,8 @@ def test_zb_h2_fills_the_start_too(p, more, f, i, w) -> None:
 @given(st.integers(2, 5), st.integers(0, 8))
 def test_zb_v_has_no_bubble_but_the_way_down(p, more) -> None:
     m = 2 * p - 1 + more
-    made = program("zb-v", p, m, 2)
-    assert played(made, chunks=2).makespan == 3 * m + (p - 1) / 2
+    made = pipeline("zb-v", p, m, 2)
+    assert timed(made, chunks=2).makespan == 3 * m + (p - 1) / 2
     assert {in_flight(made, r) for r in range(p)} == {2 * p}
 
 
@@ -110,8 +79,8 @@ def test_zb_v_has_no_bubble_but_the_way_down(p, more) -> None:
 @given(st.integers(2, 6), st.integers(2, 10), seconds, st.integers(0, 3))
 def test_gems_keeps_one_micro_batch_alive(p, m, f, more) -> None:
     b = f + more
-    made = program("gems", p, m)
-    assert played(made, f, b).makespan == p * f + m * p * b + (m - 1) * f
+    made = pipeline("gems", p, m)
+    assert timed(made, f, b).makespan == p * f + m * p * b + (m - 1) * f
     assert {in_flight(made, r) for r in range(p)} == {1}
 
 
@@ -121,11 +90,11 @@ def test_gems_keeps_one_micro_batch_alive(p, m, f, more) -> None:
 def test_chimera_has_half_the_bubble_where_slots_are_equal(depth, units, pairs) -> None:
     if depth // 2 % pairs:
         return
-    made = program("chimera", depth, units * depth, pairs=pairs)
-    assert played(made, 1.0, 1.0).makespan == 2 * units * depth + depth / pairs - 2
+    made = pipeline("chimera", depth, units * depth, pairs=pairs)
+    assert timed(made, 1.0, 1.0).makespan == 2 * units * depth + depth / pairs - 2
     if pairs == 1:
         direct = (5 * depth - 4) + (units - 1) * (4 * depth - 2)
-        assert played(made).makespan == direct
+        assert timed(made).makespan == direct
         held = [depth // 2 + 1 + min(r, depth - 1 - r) for r in range(depth)]
         assert [in_flight(made, r) for r in range(depth)] == held
 
@@ -135,8 +104,8 @@ def test_chimera_has_half_the_bubble_where_slots_are_equal(depth, units, pairs) 
 @given(st.sampled_from([2, 4, 6, 8]), st.integers(1, 3))
 def test_chimera_doubled_repairs_longer_backwards(depth, units) -> None:
     micro = 2 * depth * units
-    made = program("chimera-doubled", depth, micro)
-    assert played(made).makespan == 3 * micro + 1.5 * (depth - 2)
+    made = pipeline("chimera-doubled", depth, micro)
+    assert timed(made).makespan == 3 * micro + 1.5 * (depth - 2)
     held = [3 * depth // 2 + 1 + min(r, depth - 1 - r) for r in range(depth)]
     assert [in_flight(made, r) for r in range(depth)] == held
 
@@ -158,8 +127,8 @@ BUBBLES = {
 
 @pytest.mark.parametrize(("schedule", "chunks"), BUBBLES)
 def test_bubbles_as_numbers(schedule: str, chunks: int) -> None:
-    found = [bubble(played(program(schedule, 4, m, chunks), chunks=chunks)) for m in (4, 8, 16)]
-    assert found == pytest.approx(BUBBLES[schedule, chunks], abs=1e-5)
+    found = [bubble(timed(pipeline(schedule, 4, m, chunks), chunks=chunks)) for m in (4, 8, 16)]
+    assert found == pytest.approx(BUBBLES[schedule, chunks], abs=5e-6)
 
 
 # p = 4, F = 1, B = 2 (I = W = 1); m = 8, 16, 32; latency of a message .5 and 1.
@@ -175,7 +144,8 @@ WITH_MESSAGES = {
 
 @pytest.mark.parametrize(("schedule", "chunks"), WITH_MESSAGES)
 def test_what_messages_cost_each_order(schedule: str, chunks: int) -> None:
-    """1F1B is slower than GPipe as soon as a message takes time at all."""
+    """1F1B is slower than GPipe as soon as a message takes time at all: GPipe pays for filling and draining,
+    (m+p−1)(F+B) + 2(p−1)c, and 1F1B for every round."""
     for latency, wanted in zip((0.5, 1.0), WITH_MESSAGES[schedule, chunks], strict=True):
-        made = [program(schedule, 4, m, chunks) for m in (8, 16, 32)]
-        assert [played(one, message=latency, chunks=chunks).makespan for one in made] == list(wanted)
+        made = [pipeline(schedule, 4, m, chunks) for m in (8, 16, 32)]
+        assert [timed(one, message=latency, chunks=chunks).makespan for one in made] == list(wanted)
