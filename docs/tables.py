@@ -3,8 +3,11 @@
 import json
 import re
 from pathlib import Path
+from statistics import median
 
 from trainplan.plan.systems import SYSTEMS
+from trainplan.plan.text import parse
+from trainplan.predict.accuracy import plan_kind
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "benchmarks" / "data"
@@ -117,12 +120,16 @@ def rewritten(text: str) -> str:
 def known_errors(*names: str) -> str:
     """What every prediction says of its own error (src/trainplan/bench/accuracy.json), from the same files."""
     runs = [json.loads((DATA / f"{name}.json").read_text())["data"] for name in names]
+    found: dict[str, list[tuple[float, str]]] = {}
+    for data in runs:
+        for row in data["rows"]:
+            found.setdefault(plan_kind(parse(row["plan"])), []).append((abs(row["error"]), data["machine"]))
     table = {}
-    for kind in sorted({row["kind"] for data in runs for row in data["rows"]}):
-        errors = sorted(abs(row["error"]) for data in runs for row in data["rows"] if row["kind"] == kind)
-        machines = " and ".join(dict.fromkeys(data["machine"] for data in runs))
+    for kind, rows in sorted(found.items()):
+        errors = [error for error, _ in rows]
+        machines = " and ".join(dict.fromkeys(machine for _, machine in rows))
         table[f"measured cpu eager {kind}"] = {
-            "median": round(errors[len(errors) // 2], 3), "worst": round(errors[-1], 3), "runs": len(errors),
+            "median": round(median(errors), 3), "worst": round(max(errors), 3), "runs": len(errors),
             "source": f"{machines}; docs/accuracy.md",
         }  # fmt: skip
     return json.dumps(table, indent=1) + "\n"

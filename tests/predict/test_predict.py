@@ -187,12 +187,24 @@ def test_a_timeline_that_was_not_kept() -> None:
 
 def test_the_error_of_a_prediction_is_told_also_where_nobody_measured_it() -> None:
     for choices, kind in (
-        (plan(), "single"), (plan(dp=2), "dp"), (plan(pp=2), "pipeline"), (plan(dp=2, pp=2), "dp × pipeline"),
+        (plan(), "single"), (plan(dp=2), "dp"), (plan(pp=2), "naive"), (plan(dp=2, pp=2), "dp × naive"),
     ):  # fmt: skip
         error = known_error(choices, "no such profile")
         assert error.kind == kind
         assert error.median is None
         assert "not measured" in str(error)
+
+
+def test_the_error_of_one_order_is_not_told_of_another() -> None:
+    """Of 1F1B there are runs; of TeraPipe, of a lockstep, and of recomputation there are none."""
+    known = known_error(plan(pp=2, schedule="1f1b"), "measured")
+    assert known.runs > 10
+    assert known.worst < known_error(plan(pp=2, chunks=2, schedule="interleaved"), "measured").worst
+    for unknown in (
+        plan(pp=2, schedule="terapipe", slices=(2, 2)), plan(pp=2, schedule="lockstep"),
+        plan(pp=2, schedule="1f1b", recompute="full"), plan(dp=2, pp=2, schedule="1f1b"),
+    ):  # fmt: skip
+        assert known_error(unknown, "measured").median is None, unknown
 
 
 def test_the_timeline_is_the_program_with_times() -> None:

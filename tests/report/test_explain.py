@@ -1,5 +1,7 @@
 """Explanations name what is there, with the right numbers."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from search.models import model
@@ -7,8 +9,10 @@ from synthetic import chain
 from trainplan.cluster.parse import cluster
 from trainplan.plan.plan import WORDS
 from trainplan.plan.text import parse
+from trainplan.predict.accuracy import Accuracy
 from trainplan.predict.predict import predict
 from trainplan.report.explain import _ORDERS, explain
+from trainplan.report.lines import error_line
 from trainplan.solve.resolve import resolve
 
 
@@ -80,3 +84,16 @@ def test_pieces_of_the_step_add_up():
 def test_uneven_batches_say_so():
     text = str(explained("pp=2 micro=4", batch=10)[0])
     assert "in 4 micro-batches of 3 to 2" in text
+
+
+def test_known_errors_are_told_by_order_of_work():
+    """The source of several once; and what nobody measured has no number."""
+
+    def one(kind, median, source="two machines"):
+        return SimpleNamespace(error=Accuracy(kind, median, median, 14 if median else 0, source))
+
+    rows = [one("gpipe", 0.05), one("1f1b", 0.04), one("gpipe", 0.05), one("terapipe", None, "measured profile")]
+    assert error_line(rows) == (
+        "error    1f1b: median 4%, worst 4% over 14 runs; gpipe: median 5%, worst 5% over 14 runs (two machines); "
+        "terapipe has not been measured with such a profile"
+    )

@@ -7,35 +7,46 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files as package_files
 
-from trainplan.plan.plan import Plan
+from trainplan.plan.plan import Plan, Request
 
 
 @dataclass(frozen=True)
 class Accuracy:
     """How far predictions of this kind were off where we measured them."""
 
-    kind: str  # single, dp, pipeline
+    kind: str  # single, dp, or the order of work of a pipeline
     median: float | None  # relative; None: never measured
     worst: float | None
     runs: int
     source: str
 
-    def __str__(self) -> str:
+    @property
+    def numbers(self) -> str:
+        """Without the source."""
         if self.median is None or self.worst is None:
-            return f"not measured for {self.kind} ({self.source})"
-        return f"median {self.median:.0%}, worst {self.worst:.0%} over {self.runs} runs ({self.source})"
+            return "not measured"
+        return f"median {self.median:.0%}, worst {self.worst:.0%} over {self.runs} runs"
+
+    def __str__(self) -> str:
+        return f"{self.numbers} ({self.source})"
 
 
-def plan_kind(plan: Plan) -> str:
-    """The kind of plan that errors are grouped by.
+def plan_kind(plan: Plan | Request) -> str:
+    """The kind of plan that errors are grouped by: what is known of one order of work says nothing of another.
 
-    >>> from trainplan.plan.plan import plan
-    >>> plan_kind(plan(dp=4)), plan_kind(plan(dp=2, pp=2, stages=(1,), blocks=2))
-    ('dp', 'dp × pipeline')
+    >>> from trainplan.plan.text import parse
+    >>> plan_kind(parse("dp=4")), plan_kind(parse("pp=2 schedule=1f1b")), plan_kind(parse("dp=2 pp=2 schedule=gpipe"))
+    ('dp', '1f1b', 'dp × gpipe')
+    >>> plan_kind(parse("dp=2,1,1 pp=3 schedule=1f1b")), plan_kind(parse("pp=2 schedule=gpipe recompute=full"))
+    ('1f1b with replicated stages', 'gpipe with recompute')
     """
-    if plan.pp == 1:
-        return "single" if plan.dp == 1 else "dp"
-    return "pipeline" if plan.dp == 1 else "dp × pipeline"
+    replicas = (plan.dp or 1) > 1
+    if (plan.pp or 1) == 1:
+        kind = "dp" if replicas else "single"
+    else:
+        kind = f"dp × {plan.schedule}" if replicas else str(plan.schedule)
+    more = ["replicated stages"] * bool(plan.spread) + ["recompute"] * ((plan.recompute or "none") != "none")
+    return f"{kind} with {' and '.join(more)}" if more else kind
 
 
 @cache

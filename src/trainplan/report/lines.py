@@ -62,12 +62,16 @@ def mfu_line(predictions: Sequence[Prediction]) -> str:
 
 
 def error_line(predictions: Iterable[Prediction]) -> str:
-    """What we know of our own error, for the kinds of plan that are shown."""
-    known = {p.error.kind: p.error for p in predictions}
-    said = [f"{kind}: {error}" for kind, error in sorted(known.items()) if error.median is not None]
-    unknown = sorted(kind for kind, error in known.items() if error.median is None)
+    """What we know of our own error, for the kinds of plan that are shown; what was measured together, together."""
+    known = dict(sorted({p.error.kind: p.error for p in predictions}.items()))
+    said = []
+    for source in dict.fromkeys(error.source for error in known.values() if error.median is not None):
+        alike = [f"{kind}: {error.numbers}" for kind, error in known.items() if error.source == source]
+        said.append(f"{'; '.join(alike)} ({source})")
+    unknown = [kind for kind, error in known.items() if error.median is None]
     if unknown:
-        said.append(f"never measured for {', '.join(unknown)} with such a profile")
+        has = "have" if len(unknown) > 1 else "has"
+        said.append(f"{', '.join(unknown)} {has} not been measured with such a profile")
     return "error    " + "; ".join(said)
 
 
