@@ -20,7 +20,7 @@ from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Prove
 
 ROOT = Path(__file__).parents[1]
 PROFILE = "docs/equal.profile.json"
-COMMAND = f"trainplan timeline {PROFILE} --cluster 4xA100-80 --step 0"
+COMMAND = f"trainplan timeline {PROFILE} --cluster 4xA100-80"
 BLOCKS = 8
 
 

@@ -1,5 +1,6 @@
-"""Orders of work at the command line: written for any plan, edited, and given back; or refused, nothing half-done."""
+"""Orders of work at the command line: written for a plan, edited, and given back; or refused, nothing half-done."""
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,14 @@ import pytest
 
 import trainplan
 from search.models import model
+from synthetic import chain
 from tests.test_cli import call
 from trainplan import cli
+from trainplan.errors import PlanError
 from trainplan.plan.rules import CHUNKED, SLICED
 from trainplan.plan.text import from_json, to_json
 from trainplan.program.schedules import SCHEDULES
+from trainplan.units import seconds
 
 THERE = ("--cluster", "4xTitanRTX", "--batch", 16)
 
@@ -32,25 +36,56 @@ def predicted(line: str):
     return trainplan.predict("model.json", line, "4xTitanRTX", batch=16).prediction
 
 
+MORE = (  # what the file does not say must be in the line
+    "schedule=1f1b placement=0,1,1,0,2 stages=2,4,5,6 micro=8",
+    "dp=2 pp=2 schedule=1f1b micro=4",
+    "dp=2 pp=2 schedule=zb-v chunks=2 micro=4 placement=1,0,0,1 overlap=off",
+    "gpipe pp=4 micro=4",
+    "pp=4 schedule=chimera pairs=2 micro=8 bucket=1MiB",
+    "pp=4 schedule=gems micro=4 recompute=full bucket=4096B",
+    "dp=2,1,1 pp=3 schedule=1f1b micro=8 bucket=1MiB",
+)
+
+
 def test_every_order_is_written_and_given_back(folder) -> None:
-    words = [schedule for schedule in SCHEDULES if schedule != SLICED]  # parts of sequences are not given
-    cases = {schedule: "pp=2 stages=2,4,6" if schedule in CHUNKED else "pp=4 stages=2,4,6" for schedule in words}
-    for schedule, size in [*cases.items(), ("1f1b", "placement=0,1,1,0,2 stages=2,4,5,6")]:
-        line = f"schedule={schedule} {size} micro=8 bucket=1MiB"
+    """By the line that is printed, and nothing else."""
+    words = [schedule for schedule in SCHEDULES if schedule not in (SLICED, "lockstep")]
+    sizes = {schedule: "pp=2 stages=2,4,6" if schedule in CHUNKED else "pp=4 stages=2,4,6" for schedule in words}
+    for line in [*(f"schedule={schedule} {size} micro=8 bucket=1MiB" for schedule, size in sizes.items()), *MORE]:
         said = call("timeline", "model.json", "--plan", line, *THERE, "--csv", "mine.csv", "--width", 60)
-        assert "schedule=mine.csv" in said
-        # A file says what is computed, and not that everybody waits for everybody after each of it.
-        wanted = predicted(line.replace("lockstep", "gpipe"))
-        found = predicted(f"schedule=mine.csv {size.split()[1]} bucket=1MiB")
-        assert found.step_s == wanted.step_s, schedule
-        assert found.peak_bytes == wanted.peak_bytes, schedule
+        again = shlex.split(said.splitlines()[-1])
+        assert again[0] == "--plan"
+        assert "schedule=mine.csv" in again[1]
+        wanted, found = predicted(line), predicted(again[1])
+        assert found.step_s == wanted.step_s, line
+        assert found.peak_bytes == wanted.peak_bytes, line
+        assert found.plan.placement == wanted.plan.placement, line
         assert from_json(to_json(found.plan)) == found.plan
 
 
-def test_one_rank_has_an_order_that_is_not_given_back(folder) -> None:
-    said = call("timeline", "model.json", "--plan", "dp=2 micro=2", *THERE, "--csv", "mine.csv", "--width", 60)
-    assert said.endswith("order of work: mine.csv\n")
-    assert Path("mine.csv").read_text() == "0F0,0B0,0F1,0B1\n"
+@pytest.mark.parametrize(
+    ("line", "path", "why"),
+    [
+        ("pp=2 schedule=lockstep micro=4", "mine.csv", "not that all ranks wait for each other.* Try .*schedule=gpipe"),
+        ("pp=2 schedule=terapipe micro=4 slices=6,4", "mine.csv", "sequences are cut into 2 slices.* Try .*--trace"),
+        ("dp=2 micro=2", "mine.csv", "given to several ranks, and a replica has one. Try pp=2"),
+        ("pp=2 schedule=1f1b micro=4", "my own.csv", "its name has a space.* Try --csv my-own.csv"),
+    ],
+)
+def test_what_could_not_be_given_back_is_not_written(folder, line: str, path: str, why: str) -> None:
+    profile = "text.json" if "slices" in line else "model.json"
+    chain(blocks=4, device="TitanRTX", tokens_per_sample=10, whole_sequences=None).save("text.json")
+    with pytest.raises(PlanError, match=why):
+        call("timeline", profile, "--plan", line, *THERE, "--csv", path)
+    assert not Path(path).exists()
+
+
+def test_a_drawing_is_of_one_step(folder) -> None:
+    line = "pp=4 schedule=gpipe micro=4 stages=2,4,6"
+    head = call("timeline", "model.json", "--plan", line, *THERE).splitlines()[0]
+    assert f": {seconds(predicted(line).step_s)}, " in head
+    two = call("timeline", "model.json", "--plan", line, *THERE, "--steps", 2).splitlines()[0]
+    assert ": 2 steps, " in two
 
 
 def test_an_order_that_was_edited_is_another_plan(folder) -> None:

@@ -308,6 +308,7 @@ def timeline(
     compile: bool = False,
     measured: str | None = None,
     step: int | None = None,
+    steps: int = 1,
     width: int = 100,
     trace: str | None = None,
     csv: str | None = None,
@@ -318,22 +319,22 @@ def timeline(
 ) -> Drawn:
     """Draw a plan's predicted timeline, or a saved one; with `measured`, both, joined.
 
-    `csv`: a file for what each rank of a replica computes, in torch's format. `schedule=FILE` takes it back, but
-    for one rank alone and for parts of sequences.
+    Drawn are so many `steps` from `step` on, which is the first where nothing is said. `csv`: a file for what each rank
+    of a replica computes, in torch's format. The answer has the plan line that takes it back; a plan that a file cannot
+    say is refused.
     """
     from trainplan.files import write_text
     from trainplan.predict.predict import predict as simulate
-    from trainplan.program.schedules import orders_of
-    from trainplan.program.schedules.given import write_csv
     from trainplan.program.timeline import Timeline
     from trainplan.report.answers import Drawn
     from trainplan.report.joined import join
+    from trainplan.report.order import written
     from trainplan.report.trace import write
 
     if csv is not None and (plan is None or not csv.endswith(".csv")):
         why = "a plan has an order of work, and none is given" if plan is None else "its name does not end in .csv"
         raise InputError(f"--csv {csv}", why, "--plan 'pp=2 schedule=1f1b'" if plan is None else f"--csv {csv}.csv")
-    editable = True
+    again = ""
     if plan is None:
         shown = [model if isinstance(model, Timeline) else Timeline.load(model)]
     else:
@@ -342,14 +343,14 @@ def timeline(
         expected: Prediction = simulate(chosen, s.profile, there, s.batch, keep=True)
         shown = [expected.timeline()]
         if csv:
-            write_text(csv, write_csv(orders_of(chosen)))
-            editable = chosen.pp > 1 and not chosen.slices
+            order, again = written(chosen, csv)
+            write_text(csv, order)
     if measured:
         shown.append(Timeline.load(measured))
     if trace:
         write(trace, shown)
     joined = join(*shown) if len(shown) == 2 else None
-    return Drawn(tuple(shown), width, step, joined, trace or "", csv or "", editable)
+    return Drawn(tuple(shown), width, step, steps, joined, trace or "", csv or "", again)
 
 
 # -- in one's own loop ------------------------------------------------------------------------------------------------

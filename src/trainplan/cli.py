@@ -194,7 +194,8 @@ def timeline(
     set: Set = [],  # noqa: B006
     compile: Compile = False,
     measured: Annotated[str | None, typer.Option(help="A timeline.json of a run, to put beside it.")] = None,
-    step: Annotated[int | None, typer.Option(help="Draw this step only.")] = None,
+    step: Annotated[int | None, typer.Option(help="The step to draw; without it, the first.")] = None,
+    steps: Annotated[int, typer.Option(help="How many to draw, from that one on.")] = 1,
     width: Annotated[int, typer.Option(help="Characters across.")] = 100,
     trace: Trace = None,
     csv: Annotated[str | None, typer.Option(help="Write what each rank computes, as torch's schedules do.")] = None,
@@ -202,7 +203,7 @@ def timeline(
 ) -> None:
     """Draw what happens when on which rank."""
     _answer(
-        json, api.timeline, model, plan, cluster, batch, profile, set, compile, measured, step, width, trace, csv
+        json, api.timeline, model, plan, cluster, batch, profile, set, compile, measured, step, steps, width, trace, csv
     )  # fmt: skip
 
 

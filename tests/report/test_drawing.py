@@ -57,7 +57,27 @@ def test_a_drawing_without_room_for_numbers():
     """Many short operations: the sort that has most of a character; and what is short among nothing is still seen."""
     many = [(f"0F{i}", "F", 0, i, i + 1) for i in range(30)] + [(f"0B{i}", "B", 0, 30 + i, 31 + i) for i in range(60)]
     line = timeline(*many, ("0STEP", "STEP", 0, 94.1, 94.2), ("0SEND_F0", "SEND_F", 0, 99.9, 100), world=1)
-    assert draw(line, width=10).splitlines()[1:] == ["rank 0  FFFBBBBBBU", "F forward  B backward  U update"]
+    assert draw(line, width=10).splitlines()[1:] == [
+        "rank 0  FFFBBBBBBU", "81 operations are too short to draw (--width 20)", "F forward  B backward  U update",
+    ]  # fmt: skip
+
+
+def test_what_falls_between_two_columns_is_drawn():
+    """Forward takes less than half of a column, always beside a longer backward or communication."""
+    line = timeline(
+        ("0F0", "F", 0, 0, 5), ("1F0", "F", 1, 10, 13), ("1B0", "B", 1, 13, 40), ("1SEND_B0", "SEND_B", 1, 40, 63),
+        ("1F1", "F", 1, 63, 66), ("1SEND_F1", "SEND_F", 1, 66, 100), ("0B0", "B", 0, 63, 100),
+    )  # fmt: skip
+    assert draw(line, width=10).splitlines()[1:3] == ["rank 0  F.....B0--", "rank 1  .FB0~~F~~~"]
+
+
+def test_what_has_no_room_is_counted():
+    """Five operations in two columns; what takes no time at all is not missed."""
+    short = [(f"0F{i}", "F", 0, 4 * i, 4 * i + 4) for i in range(5)]
+    line = timeline(*short, ("0STEP", "STEP", 0, 50, 50), ("1F0", "F", 1, 20, 100))
+    drawn = draw(line, width=10).splitlines()
+    assert drawn[1:4] == ["rank 0  FF........", "rank 1  ..F0------", "3 operations are too short to draw (--width 20)"]
+    assert "too short" not in draw(line, width=50)
 
 
 def test_parts_of_a_sequence_are_numbered():
@@ -79,8 +99,16 @@ def test_drawing_of_barriers():
 def test_drawing_of_one_step():
     line = timeline(("0F0", "F", 0, 0, 1), ("0F0@1", "F", 0, 50, 51), ("0B0@1", "B", 0, 51, 52), world=1)
     assert "rank 0  F0---B0---" in draw(line, width=10, step=1)
-    with pytest.raises(InputError, match=r"step 7: the timeline has no such step\. Try step 1"):
+    assert draw(line, width=10).splitlines()[:2] == ["predicted pp=2: 1.00 s, 100 ms a letter", "rank 0  F0--------"]
+    assert draw(line, width=13, steps=2).splitlines()[:2] == [
+        "predicted pp=2: 2 steps, 52.0 s, 4.00 s a letter", "rank 0  F...........F",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"step 7: the timeline has no such step: it has 2, from 0 to 1\. Try step 1"):
         draw(line, step=7)
+    with pytest.raises(InputError, match=r"2 steps from step 1 on: the timeline has no such"):
+        draw(line, step=1, steps=2)
+    with pytest.raises(InputError, match=r"0 steps from step 0 on"):
+        draw(line, steps=0)
     with pytest.raises(InputError, match="at least 10"):
         draw(line, width=3)
 

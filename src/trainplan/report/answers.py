@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -255,23 +256,24 @@ class Drawn:
 
     timelines: tuple[Timeline, ...]
     width: int = 100
-    step: int | None = None
+    step: int | None = None  # the first that is drawn; None: the first there is
+    steps: int = 1
     joined: Joined | None = None
     trace: str = ""
     csv: str = ""
-    editable: bool = True  # whether the order in that file can be given back
+    again: str = ""  # the plan line that takes that file back
 
     def __str__(self) -> str:
-        lines = [draw(timeline, self.width, self.step) for timeline in self.timelines]
+        lines = [draw(timeline, self.width, self.step, self.steps) for timeline in self.timelines]
         if self.joined is not None:
             lines.append(str(self.joined))
         if self.csv:
-            again = f" (edit it, and give it back as schedule={self.csv})" if self.editable else ""
-            lines.append(f"order of work: {self.csv}{again}")
+            lines.append(f"order of work: {self.csv} (edit it, and give it back)\n  --plan {shlex.quote(self.again)}")
         return "\n\n".join([*lines, *([f"trace: {self.trace} (open in ui.perfetto.dev)"] if self.trace else [])])
 
     def to_json(self) -> dict[str, Any]:
         return {
             "timelines": [files.to_json(timeline) for timeline in self.timelines],
             "joined": self.joined.to_json() if self.joined is not None else None,
+            **({"csv": self.csv, "plan": self.again} if self.csv else {}),
         }

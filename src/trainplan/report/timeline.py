@@ -4,12 +4,14 @@
     rank 1  ..F0F1F2F3B3--B2--B1--B0--U
 
 Where a rank has several stages there is a line for each, which is blank where the rank works for another one; so a dot
-always means that the whole rank is idle. Where there is no room for numbers a letter is what most of its time goes to.
+always means that the whole rank is idle. Where there is no room for numbers a letter is what most of its time goes to,
+but every operation has a letter as long as there is room for it; how many have none is said.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,19 +51,25 @@ class _Scale:
         return min(event.end, since + self.cell) - max(event.start, since)
 
 
-def draw(timeline: Timeline, width: int = 100, step: int | None = None) -> str:
-    """The drawing, `width` characters across; of one step where it is given."""
+def draw(timeline: Timeline, width: int = 100, step: int | None = None, steps: int = 1) -> str:
+    """The drawing, `width` characters across, of so many steps from `step` on (None: from the first there is)."""
     if width < 10:
         raise InputError(f"width {width}", "a timeline needs at least 10 characters", "100")
     named = [(e, parse(e.name)) for e in timeline.events]
-    events = [(e, key) for e, key in named if step is None or key.step == step]
-    if not events:
-        known = sorted({key.step for _, key in named})
-        why = "the timeline has no such step" if known else "the timeline is empty"
-        raise InputError(f"step {step}" if known else "timeline", why, f"step {known[-1]}" if known else "")
+    known = sorted({key.step for _, key in named})
+    if not known:
+        raise InputError("timeline", "the timeline is empty")
+    first = known[0] if step is None else step
+    wanted = range(first, first + steps)
+    if steps < 1 or not set(wanted) <= set(known):
+        asked = f"step {first}" if steps == 1 else f"{steps} steps from step {first} on"
+        there = f"it has {len(known)}, from {known[0]} to {known[-1]}"
+        raise InputError(asked, f"the timeline has no such step: {there}", f"step {known[-1]}")
+    events = [(e, key) for e, key in named if key.step in wanted]
     begin, end = min(e.start for e, _ in events), max(e.end for e, _ in events)
     scale = _Scale(begin, (end - begin) / width or 1.0, width)
-    lines = [f"{timeline.source} {timeline.title}: {seconds(end - begin)}, {seconds(scale.cell)} a letter"]
+    what = f"{steps} steps, {seconds(end - begin)}" if steps > 1 else seconds(end - begin)
+    lines = [f"{timeline.source} {timeline.title}: {what}, {seconds(scale.cell)} a letter"]
     lines[0] = lines[0].replace(" :", ":")
     by_rank: dict[int, list[tuple[Event, Key]]] = {rank: [] for rank in range(timeline.world)}
     for event, key in events:
@@ -71,12 +79,17 @@ def draw(timeline: Timeline, width: int = 100, step: int | None = None) -> str:
     several = any(len(own) > 1 for own in stages)
     last = max(own[-1] for own in stages)
     margin = len(f"rank {timeline.world - 1}  "), len(f"stage {last}  ") if several else 0
-    shown = [_rank(rank, stages[rank], own, scale, margin, sliced) for rank, own in by_rank.items()]
+    ranks = [_rank(rank, stages[rank], own, scale, margin, sliced) for rank, own in by_rank.items()]
+    shown = [rank for rank, _ in ranks]
     fits = next((n for n in range(len(shown)) if sum(map(len, shown[: n + 1])) > _MOST_LINES), len(shown))
     drawing = [line for rank in shown[: max(fits, 1)] for line in rank]
     lines += drawing
     if fits < timeline.world:
         lines.append(f"and {timeline.world - max(fits, 1)} more ranks")
+    lost = sum(count for _, count in ranks[: max(fits, 1)])
+    if lost:
+        many = "operations are" if lost > 1 else "operation is"
+        lines.append(f"{lost} {many} too short to draw (--width {2 * width})")
     return "\n".join([*lines, _legend("".join(line[sum(margin) :] for line in drawing), sliced, several)])
 
 
@@ -93,11 +106,15 @@ def _legend(drawn: str, sliced: bool, several: bool) -> str:
 
 def _rank(
     rank: int, stages: list[int], own: Sequence[tuple[Event, Key]], scale: _Scale, margin: tuple[int, int], sliced: bool
-) -> list[str]:
-    """The lines of a rank: one for each stage that it holds. `margin`: characters for the names of ranks and stages."""
+) -> tuple[list[str], int]:
+    """The lines of a rank, one for each stage that it holds, and how many of its operations have no letter in them.
+
+    `margin`: characters for the names of ranks and stages.
+    """
     compute = [(e, key) for e, key in own if e.kind in LETTERS]
     talk = [e for e, _ in own if SPECS[Kind[e.kind]].lane is not Lane.COMPUTE]
     signs = _signs(compute, talk, scale)
+    lost = _make_room(signs, [event for event, _ in compute], scale)
     lines = []
     for stage in stages:
         drawn = [""] * scale.width
@@ -113,7 +130,7 @@ def _rank(
         name = (f"rank {rank}" if stage == stages[0] else "").ljust(margin[0])
         label = f"stage {stage}".ljust(margin[1]) if margin[1] else ""
         lines.append((name + label + "".join(drawn)).rstrip())
-    return lines
+    return lines, lost
 
 
 def _word(event: Event, key: Key, length: int, sliced: bool) -> str:
@@ -155,3 +172,28 @@ def _signs(compute: Sequence[tuple[Event, Key]], talk: Sequence[Event], scale: _
                 shown = number
         found.append(shown)
     return found
+
+
+def _make_room(signs: list[str | int], compute: Sequence[Event], scale: _Scale) -> int:
+    """Give a character of its time to every operation that has none: an idle one, or one of a longer operation.
+
+    Returns how many there is no room for.
+    """
+    lost = 0
+    places = Counter(signs)
+    for number, event in enumerate(compute):
+        if number in places or event.end <= event.start:  # what takes no time has nothing to show
+            continue
+        own = range(scale.place(event.start), scale.place(event.end) + 1)
+        touched = [place for place in own if scale.covered(event, place) > 1e-6 * scale.cell]
+        idle = [place for place in touched if isinstance(signs[place], str)]
+        # Where it touches a longer one it takes its first or its last character: they are done one after the other.
+        shared = [place for place in touched if places[signs[place]] > 1]
+        room = max(idle or shared, key=lambda place: scale.covered(event, place), default=None)
+        if room is None:
+            lost += 1
+            continue
+        places[signs[room]] -= 1
+        signs[room] = number
+        places[number] = 1
+    return lost
