@@ -87,6 +87,20 @@ def test_generated_tables_are_current() -> None:
     assert tables.known_errors(*tables.ACCURACY) == kept, "run: python docs/tables.py"
 
 
+def test_what_recommend_does_not_search_for_is_said() -> None:
+    from trainplan.search.space import outlines
+
+    found = [plan for pp in (2, 4, 8) for plan in outlines(1, pp, 32, in_parts=True)]
+    left_out = set(WORDS["schedule"]) - {plan.schedule for plan in found}
+    guide = " ".join((ROOT / "docs" / "guide.md").read_text().split())
+    said = re.search(r"`recommend` searches all orders of work but (.*?),", guide)
+    assert said
+    assert set(re.findall(r"`(\S+?)`", said[1])) == left_out
+    assert {(plan.pairs, plan.spread) for plan in found} == {(1, ())}
+    assert "with `pairs=1`, and as many replicas of one stage as of another" in guide
+    assert "every plan" not in (ROOT / "README.md").read_text()
+
+
 def test_every_system_is_carried_by_something() -> None:
     from trainplan.plan.systems import SYSTEMS
 

@@ -1,5 +1,6 @@
 """Explanations name what is there, with the right numbers."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +54,22 @@ def test_recomputation_and_orders_are_in_words():
     assert "every block runs forward once more" in text
     assert "all micro-batches go forward" in text
     assert "recompute ms" in text
+
+
+def test_parts_of_backward_are_told_where_a_plan_does_them_apart():
+    """Here they take 0.7 and 0.6 of the whole: more than it."""
+    parts = {"backward_input_s": 0.7, "backward_weight_s": 0.6}
+    blocks = [replace(b, **{k: tuple(f * s for s in b.backward_s) for k, f in parts.items()}) for b in model().blocks]
+    profile = replace(model(), blocks=tuple(blocks))
+    found, _ = explained("pp=4 micro=4 schedule=zb-h1", profile)
+    assert found.stages[0].backward_parts_s == (0, found.stages[0].backward_s)  # nothing goes further back
+    for stage in found.stages[1:]:
+        assert stage.backward_parts_s == pytest.approx((0.7 * stage.backward_s, 0.6 * stage.backward_s))
+    head, _, _, row = str(found).splitlines()[3:7]
+    assert "backward ms   as input ms   and weights ms   update ms" in head
+    numbers = [float(word) for word in row.split()[-5:]]
+    assert numbers[2:4] == pytest.approx([0.7 * numbers[1], 0.6 * numbers[1]], rel=0.01)
+    assert "as input ms" not in str(explained("pp=4 micro=4 schedule=1f1b", profile)[0])
 
 
 def test_every_order_of_work_has_words():

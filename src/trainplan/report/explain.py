@@ -8,6 +8,7 @@ from typing import Any
 from trainplan import files
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
+from trainplan.plan.rules import splits_backward
 from trainplan.plan.text import brief
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
@@ -48,6 +49,7 @@ class StageView:
     parameters: int
     forward_s: float  # of one micro-batch
     backward_s: float
+    backward_parts_s: tuple[float, float] | None  # for the input and for the weights, where the plan does them apart
     recompute_s: float
     update_s: float
     peak_bytes: int  # with what the device's own libraries take
@@ -133,12 +135,27 @@ def _stage(prediction: Prediction, layout: Layout, cluster: Cluster, stage: int)
     return StageView(
         stage=stage, ranks=ranks, blocks=(first, last), names=names,
         parameters=sum(p.count for p in profile.parameters_of(first, last)), forward_s=forward,
-        backward_s=profile.total("backward_s", first, last, samples),
+        backward_s=profile.total("backward_s", first, last, samples), backward_parts_s=_parts(layout, stage, samples),
         recompute_s=forward if layout.recomputes else 0.0, update_s=profile.update_s(first, last),
         peak_bytes=peak.bytes + device.context_bytes, peak_op=peak.op,
         breakdown={**peak.breakdown, "device": device.context_bytes},
         limit_bytes=prediction.limit_bytes,
     )  # fmt: skip
+
+
+def _parts(layout: Layout, stage: int, samples: int) -> tuple[float, float] | None:
+    """Seconds of the two parts of a backward pass, where the plan does them apart and the profile has them."""
+    profile, (first, last) = layout.profile, layout.plan.bounds[stage]
+    if not (splits_backward(layout.plan) and profile.has_halves):
+        return None
+    if not any(edge.target == stage and edge.gradients for edge in layout.edges):
+        return 0.0, profile.total(
+            "backward_s", first, last, samples
+        )  # no gradient goes further back: all is for weights
+    return (
+        profile.total("backward_input_s", first, last, samples),
+        profile.total("backward_weight_s", first, last, samples),
+    )
 
 
 def _moves(layout: Layout, cluster: Cluster) -> list[str]:
@@ -188,11 +205,14 @@ def _time(prediction: Prediction, profile: Profile, cluster: Cluster) -> list[st
 
 def _stage_table(stages: tuple[StageView, ...]) -> str:
     recomputes = any(s.recompute_s for s in stages)
-    headers = ["stage", "ranks", ">blocks", "", ">parameters", ">forward ms", ">backward ms", ">update ms"]
+    # Two parts may take longer than the whole: whether filling gaps with one of them pays is seen here.
+    parts = [">as input ms", ">and weights ms"] if any(s.backward_parts_s for s in stages) else []
+    headers = ["stage", "ranks", ">blocks", "", ">parameters", ">forward ms", ">backward ms", *parts, ">update ms"]
     rows = [
         [
             str(s.stage), _ranks(s.ranks), str(s.blocks[1] - s.blocks[0]), s.names, count(s.parameters),
-            milliseconds(s.forward_s), milliseconds(s.backward_s), milliseconds(s.update_s),
+            milliseconds(s.forward_s), milliseconds(s.backward_s), *map(milliseconds, s.backward_parts_s or ()),
+            milliseconds(s.update_s),
             *([milliseconds(s.recompute_s)] if recomputes else []),
         ]
         for s in stages
