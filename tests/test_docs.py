@@ -88,6 +88,7 @@ def test_generated_tables_are_current() -> None:
 
 
 def test_what_recommend_does_not_search_for_is_said() -> None:
+    from trainplan.plan.plan import WORDS
     from trainplan.search.space import outlines
 
     found = [plan for pp in (2, 4, 8) for plan in outlines(1, pp, 32, in_parts=True)]

@@ -13,6 +13,7 @@ from solve import brute_force
 from solve.brute_force import alike, best, compositions, mixed, plan_of, random_chain, random_limit
 from trainplan.errors import PlanError
 from trainplan.solve.partition.bottleneck import slowest
+from trainplan.solve.partition.chimera import greedy_batch
 from trainplan.solve.partition.hetpipe import virtual_workers, worker
 from trainplan.solve.partition.instance import P1, instance, on
 from trainplan.solve.partition.partitioners import PARTITIONERS
@@ -298,23 +299,109 @@ def test_lamp_by_memory_is_exact_in_bytes():
     assert min(kinds) > 10, kinds
 
 
+def chimera_flush(given, cuts, replicas):
+    """Chimera's own model of a flush, stage by stage; endless where a device, with two stages, does not hold them."""
+    edges = [0, *cuts, given.blocks]
+    bounds = list(itertools.pairwise(edges))
+    depth = len(bounds)
+
+    def each(values):
+        return [sum(values[first:end]) for first, end in bounds]
+
+    fixed, saved = [w + s for w, s in zip(each(given.weights), each(given.states), strict=True)], each(given.saved)
+    for r in range(depth):
+        in_flight = depth // 2 + 1 + min(r, depth - 1 - r)
+        both = r, depth - 1 - r
+        if sum(fixed[s] for s in both) + in_flight * max(saved[s] for s in both) > min(given.memory):
+            return math.inf
+    seconds, rate = each(given.seconds), given.slowest_rate
+    longest = seconds.index(max(seconds))
+    forward = each(given.forward)[longest]
+    backward = seconds[longest] - forward
+    transfer = max(given.boundary[cut - 1] for cut in cuts) / rate
+    units, copies = given.micro // replicas // depth, 2 * replicas
+    flush = (depth + 2 * (units - 1)) * (forward + transfer) + units * (2 * depth - 2) * (backward + transfer)
+    late = [2 * (copies - 1) / copies * w / rate - s * backward for s, w in enumerate(each(given.weights))]
+    return flush + max(0.0, *late)
+
+
+def chimera_depths(given):
+    """For every depth that there is, its cuts and its flush. They are the fastest cuts, of those the lightest."""
+    for depth in (2, 4):
+        replicas = given.devices // depth
+        if depth > given.blocks or given.devices % depth or given.micro % given.devices:
+            continue
+        ways = [tuple(itertools.accumulate(sizes[:-1])) for sizes in compositions(given.blocks, depth)]
+        ranked = {cuts: (slowest(given.seconds, cuts), sum(given.boundary[cut - 1] for cut in cuts)) for cuts in ways}
+        cuts = PARTITIONERS["bottleneck"](on(given, devices=depth)).cuts
+        assert ranked[cuts] == min(ranked.values())
+        flush = chimera_flush(given, cuts, replicas)
+        if flush < math.inf:
+            yield depth, cuts, flush
+
+
 @pytest.mark.system("chimera", "S")
-def test_chimera_takes_the_best_depth():
-    dice = random.Random(7)
-    for _ in range(100):
-        given = on(random_chain(dice, least=4), devices=4, rate=dice.choice([1, 4]), micro=8)
+def test_chimera():
+    """Depth and replicas by the paper's critical path."""
+    dice, impossible = random.Random(7), 0
+    depths = []
+    for _ in range(COUNT):
+        chain = random_chain(dice, least=3)
+        heavy = dice.choice([1, 4, 16])  # what is dear to exchange goes deep
+        chain = replace(chain, weights=tuple(heavy * w for w in chain.weights))
+        memory, rate = random_limit(dice, chain), dice.choice([0.5, 1, 4, 100])
+        devices, micro = dice.choice([2, 3, 4, 4, 4, 4]), dice.choice([3, 4, 4, 8, 8])
+        given = on(chain, devices=devices, rate=rate, memory=memory, micro=micro)
+        found = sorted((flush, depth, cuts) for depth, cuts, flush in chimera_depths(given))
+        if not found:
+            impossible += 1
+            with pytest.raises(PlanError, match=f"{given.devices} devices"):
+                PARTITIONERS["chimera"](given)
+            continue
+        answer = PARTITIONERS["chimera"](given)
+        assert answer.value == pytest.approx(found[0][0], rel=1e-12), given
+        assert answer.stages * answer.replicas[0] == given.devices
+        assert (pytest.approx(answer.value, rel=1e-12), answer.stages, answer.cuts) in found, given
+        depths.append(answer.stages)
+    assert 100 < impossible < 450  # odd devices, odd micro-batches, too little memory
+    assert min(depths.count(2), depths.count(4)) > 10
 
-        def cost(instance, replicas, cuts):
-            return slowest(instance.seconds, cuts) * replicas + len(cuts)
 
-        found = PARTITIONERS["chimera"](given, cost=cost)
-        two, four = (cost(given, 4 // depth, cuts_of(given, depth)) for depth in (2, 4))
-        assert found.value == min(two, four)
-        assert found.stages == (2 if two <= four else 4)
+@pytest.mark.system("chimera", "S")
+def test_chimera_with_its_greedy_batch():
+    """… and for each depth the largest micro-batch that fits."""
+    dice, sizes = random.Random(8), []
+    for _ in range(COUNT):
+        chain, devices = random_chain(dice, least=4), dice.choice([2, 4])
+        batch, rate = dice.choice([8, 16, 24]), dice.choice([0.5, 1, 4, 100])
+        whole = sum(chain.weights) + sum(chain.states) + 4 * sum(chain.saved)
+        memory = dice.choice([math.inf, dice.randint(1, int(2 * whole) + 1)])
 
+        def at(samples, chain=chain, devices=devices, rate=rate, memory=memory):
+            def grown(values, factor=samples):
+                return tuple(value * factor for value in values)
 
-def cuts_of(given, stages):
-    return PARTITIONERS["bottleneck"](on(given, devices=stages)).cuts
+            large = replace(
+                chain, seconds=grown(chain.seconds, samples + 1), forward=grown(chain.forward, samples + 1),
+                boundary=grown(chain.boundary), saved=grown(chain.saved),
+            )  # fmt: skip
+            return on(large, devices=devices, rate=rate, memory=memory)
+
+        largest = {}
+        for samples in (1, 2, 4, 8):
+            for depth, cuts, flush in chimera_depths(replace(at(samples), micro=batch // samples)):
+                largest[depth] = flush, samples, cuts  # the last that fits
+        if not largest:
+            sizes.append(0)
+            with pytest.raises(PlanError, match=f"a batch of {batch}"):
+                greedy_batch(at, batch, (1, 2, 4, 8))
+            continue
+        answer = greedy_batch(at, batch, (1, 2, 4, 8))
+        flush, samples, cuts = largest[answer.stages]
+        assert answer.value == pytest.approx(min(flush for flush, _, _ in largest.values()), rel=1e-12), chain
+        assert (answer.value, answer.samples, answer.cuts) == (pytest.approx(flush, rel=1e-12), samples, cuts), chain
+        sizes.append(samples)
+    assert all(sizes.count(samples) > 10 for samples in (0, 1, 2, 4)), [sizes.count(s) for s in (0, 1, 2, 4, 8)]
 
 
 def test_virtual_workers():
