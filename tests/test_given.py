@@ -105,7 +105,7 @@ def test_an_order_that_was_edited_is_another_plan(folder) -> None:
     [
         (["--plan", "schedule=bad.csv"], "bad.csv, line 2, cell 1, »1B0« 1F0: backward comes before 1F0"),
         (["--plan", "schedule=none.csv"], "schedule=none.csv: it cannot be read"),
-        (["--plan", "schedule=good.csv pp=4"], "pp=4, and the order of work has 2 line(s)"),
+        (["--plan", "schedule=good.csv pp=4"], "pp=4, and the order of work has 2 lines"),
         (
             ["--plan", "pp=2 schedule=1f1b", "--csv", "order.txt"],
             "its name does not end in .csv. Try --csv order.txt.csv.",
