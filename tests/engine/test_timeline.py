@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine import jobs
 from tests.engine.systems import CASES, Case
-from tests.program.surgery import change, move, twice, without
+from tests.program.surgery import change, find, move, swap, twice, without
 from trainplan.bench.pool import pool
 from trainplan.engine.measurement import Measurement, merge
 from trainplan.plan.plan import plan
@@ -72,6 +72,10 @@ def test_program_is_timeline(case: Case) -> None:
 RIGHT = {
     "replicas": Case("ddp", "residual", {"dp": 2, "bucket": 200}),
     "pipeline": Case("dapple", "residual", {"pp": 2, "micro": 4, "schedule": "1f1b", "stages": (2,)}),
+    "two parts": Case("zb-h1", "tied", {"pp": 2, "micro": 3, "schedule": "zb-h1", "stages": (2,)}),
+    "two directions": Case("gems", "tied", {"pp": 2, "micro": 3, "schedule": "gems", "stages": (2,), "bucket": 200}),
+    "slices": Case("terapipe", "gpt", {"pp": 2, "micro": 2, "schedule": "terapipe", "stages": (2,), "slices": (3, 5)}),
+    "lockstep": Case("torchgpipe-as-found", "tied", {"pp": 2, "micro": 2, "schedule": "lockstep", "stages": (2,)}),
 }
 
 
@@ -129,9 +133,64 @@ def bucket_too_short(program: Program) -> Program:
     return change(program, "bytes", op, int(program.bytes[op]) - 8)
 
 
+def without_gradients_of_weights(program: Program) -> Program:
+    """The second part of one backward pass is forgotten."""
+    return without(program, "1W1")
+
+
+def gradients_of_weights_at_once(program: Program) -> Program:
+    """As if the backward pass were whole: nothing is kept for the gap."""
+    return move(program, 1, "1W0", before="1F1")
+
+
+def whole_backward(program: Program) -> Program:
+    return change(program, "kind", find(program, "0I1"), Kind.B)
+
+
+def all_in_one_direction(program: Program) -> Program:
+    """A pass of the second pipeline is taken for one of the first."""
+    return change(program, "pipeline", find(program, "0F1^1"), 0)
+
+
+def directions_swapped(program: Program) -> Program:
+    """The second pipeline's micro-batch before the first one's."""
+    return move(program, 1, "0F1^1", before="1F0")
+
+
+def without_sum_of_directions(program: Program) -> Program:
+    """The two copies of a stage never exchange a bucket of their gradients."""
+    return without(program, "1REDUCE_GRAD.1")
+
+
+def slices_swapped(program: Program) -> Program:
+    """The gradients of the first tokens before those of the last, whose keys and values they are."""
+    return swap(program, 1, "1B1", "1B1/1")
+
+
+def without_a_slice(program: Program) -> Program:
+    return without(program, "0SEND_F1/1", "1RECV_F1/1")
+
+
+def slices_of_one_length(program: Program) -> Program:
+    op = find(program, "0SEND_F0")
+    return change(program, "bytes", op, int(program.bytes[find(program, "0SEND_F0/1")]))
+
+
+def without_a_barrier(program: Program) -> Program:
+    return without(program, "0BARRIER.4")
+
+
+def another_barrier(program: Program) -> Program:
+    return twice(program, "0BARRIER.9@1")
+
+
 WRONG = {
     "replicas": (without_exchange, without_one_exchange, exchanges_swapped, bucket_too_short),
     "pipeline": (computations_swapped, messages_swapped, without_a_message, another_message, message_too_long),
+    "two parts": (without_gradients_of_weights, gradients_of_weights_at_once, whole_backward),
+    "two directions": (all_in_one_direction, directions_swapped, without_sum_of_directions),
+    "slices": (slices_swapped, without_a_slice, slices_of_one_length),
+    "lockstep": (without_a_barrier, another_barrier),
 }
 
 
