@@ -82,6 +82,14 @@ def test_another_schedule_would_be_noticed(gpipe: RunResult) -> None:
     assert "step" in off(expected, gpipe, join(alike, gpipe.timeline))
 
 
+@pytest.mark.parametrize("key", ["zb-h1", "zb-h2"])
+def test_gradients_of_weights_fill_gaps(key: str) -> None:
+    """Blocks sleep long enough on the way to their weights: whole backward passes would be noticed above."""
+    case = next(case for case in sleeping.SYSTEMS if case.key == key)
+    whole = replace(case, choices={**case.choices, "schedule": "1f1b"})
+    assert predicted(case).step_s < (1 - CLOSE) * predicted(whole).step_s
+
+
 def test_a_message_ends_when_it_arrives_not_when_it_is_taken(gpipe: RunResult) -> None:
     """The second stage is the slow one: messages wait for it, and have long arrived when it takes them."""
     events = {event.name: event for event in gpipe.timeline.events}
