@@ -31,13 +31,17 @@ def handed_over(view: View) -> Iterator[Fault]:
         yield Fault("matched", op, f"what {program.name(op)} makes for another stage is neither sent nor read by one")
     gives = _BACKWARD[program.kind[makers]] & (until >= 0) & _GATHERS[program.kind[until]]
     gives &= program.stage[makers] != program.stage[until]
-    late = _BACKWARD[program.kind[readers]]
-    read = set(zip(items[late].tolist(), program.stage[readers[late]].tolist(), strict=True)) if gives.any() else set()
-    for i in where(gives):
+    if not gives.any():
+        return
+    values, makers, until = values[gives], makers[gives], until[gives]
+    heir = np.full(len(program.value_kind), -1, dtype=np.int64)  # value → the stage that it is left for
+    heir[values] = program.stage[until]
+    taken = items[_BACKWARD[program.kind[readers]] & (heir[items] == program.stage[readers])]
+    for i in where(~np.isin(values, taken)):
         op, end = int(makers[i]), int(until[i])
-        if (int(values[i]), int(program.stage[end])) not in read:
-            why = f"{program.name(end)} does not read the gradient that {program.name(op)} leaves for it"
-            yield Fault("matched", end, why)
+        yield Fault(
+            "matched", end, f"{program.name(end)} does not read the gradient that {program.name(op)} leaves for it"
+        )
 
 
 def matched(view: View) -> Iterator[Fault]:
