@@ -38,11 +38,9 @@ def everything(profile, there, memory=None):
     return [(sketch, draft(sketch, there, BATCH, tables)) for sketch in plans], Bounds(tables, there, BATCH)
 
 
-@pytest.mark.parametrize(
-    ("seed", "memory", "in_parts"),
-    [(2, None, True), (1, 700 * MIB, True), (2, 660 * MIB, False)],
-)
-def test_the_answer_is_that_of_simulating_everything(seed, memory, in_parts, four):
+@pytest.mark.parametrize("memory", [None, 700 * MIB, 660 * MIB])
+@pytest.mark.parametrize(("seed", "in_parts"), [(1, True), (2, False)])
+def test_the_answer_is_that_of_simulating_everything(seed, in_parts, memory, four):
     profile = model(seed, in_parts=in_parts)
     plans, _ = everything(profile, four, memory)
     best = {}
@@ -63,7 +61,7 @@ def test_the_answer_is_that_of_simulating_everything(seed, memory, in_parts, fou
         assert row.prediction.step_s <= best[shape_of(row.prediction.plan)] * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_bounds_are_never_beaten(seed, four):
     profile = model(seed, in_parts=True)
     plans, bounds = everything(profile, four)
@@ -113,7 +111,7 @@ def test_a_faster_link_is_never_slower():
 
 
 def test_says_when_one_device_is_best():
-    there = with_overrides(cluster("2xTitanRTX"), {"link": "0.01GB/s", "latency": "500ms"})
+    there = with_overrides(cluster("4xTitanRTX"), {"link": "0.01GB/s", "latency": "500ms"})
     found = recommend(model(), there, BATCH)
     assert found.best.plan.world == 1
     assert "it fits on one device, and distributing it is slower because" in found.note
@@ -227,7 +225,7 @@ def test_usable_memory_is_that_of_the_smallest(four):
 
 
 def test_answers_in_a_blink_and_without_torch(tmp_path):
-    """A saved profile and eight devices, in a fresh process: no torch, and about a second once compiled."""
+    """A saved profile and eight devices, in a fresh process: no torch, and well under a second once compiled."""
     model(blocks=24).save(tmp_path / "profile.json")
     code = f"""
 import sys, time
@@ -238,7 +236,7 @@ profile = Profile.load({str(tmp_path / "profile.json")!r})
 there = cluster("2x4xTitanRTX")
 recommend(profile, there, 64)
 best = float("inf")
-for _ in range(2):
+for _ in range(3):
     started = time.process_time()
     recommend(profile, there, 64)
     best = min(best, time.process_time() - started)
@@ -247,7 +245,7 @@ print(best)
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert float(ran.stdout) < 2.0  # on a machine that does other things, too
+    assert float(ran.stdout) < 1.0
 
 
 # -- orders of work ----------------------------------------------------------------------------------------------------
