@@ -225,7 +225,10 @@ def test_usable_memory_is_that_of_the_smallest(four):
 
 
 def test_answers_in_a_blink_and_without_torch(tmp_path):
-    """A saved profile and eight devices, in a fresh process: no torch, and well under a second once compiled."""
+    """A saved profile and eight devices, in a fresh process: no torch, and little more than a second once compiled.
+
+    1,800 plans of eleven orders of work; with the three orders that there were before, it was half of that.
+    """
     model(blocks=24).save(tmp_path / "profile.json")
     code = f"""
 import sys, time
@@ -245,7 +248,7 @@ print(best)
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert float(ran.stdout) < 1.0
+    assert float(ran.stdout) < 2.0
 
 
 # -- orders of work ----------------------------------------------------------------------------------------------------

@@ -113,7 +113,14 @@ def cards_between(cluster: Cluster, source: int, target: int) -> dict[int, float
 
 
 def all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
-    """A sum over the members of `size` bytes each."""
+    """A sum over the members of `size` bytes each. A search asks for the same sums again and again: they are kept."""
+    known: dict[tuple[tuple[int, ...], int], Talk] = cluster.known_sums
+    if (members, size) not in known:
+        known[members, size] = _all_reduce(cluster, members, size)
+    return known[members, size]
+
+
+def _all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     ranks = len(members)
     if ranks == 1:
         return Talk(0.0)
