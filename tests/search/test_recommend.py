@@ -227,7 +227,7 @@ def test_usable_memory_is_that_of_the_smallest(four):
 def test_answers_in_a_blink_and_without_torch(tmp_path):
     """A saved profile and eight devices, in a fresh process: no torch, and little more than a second once compiled.
 
-    1,800 plans of eleven orders of work; with the three orders that there were before, it was half of that.
+    1,800 plans of nine orders of work.
     """
     model(blocks=24).save(tmp_path / "profile.json")
     code = f"""
