@@ -1,12 +1,14 @@
 """Predicted against measured on this machine's CPU cores, or on slices of its GPU: the tables of docs/accuracy.md.
 
-    python benchmarks/accuracy.py --ranks 2 --steps 20 --out benchmarks/data/accuracy-here.json
+    python benchmarks/accuracy.py --ranks 2 --steps 5 --rounds 4 --out benchmarks/data/accuracy-here.json
     python benchmarks/accuracy.py --orders 4 --slices 4 --out benchmarks/data/orders-gpu.json
 
 `--slices` cuts one GPU into so many equal parts with NVIDIA's Multi-Process Service (it is started here, which needs
 root, and stopped at the end): every process, also the one that the profile is measured in, has one of them.
 
-Rows that are in the file already are not measured again, so it can be stopped and started. With `--keep FOLDER`, the
+All plans of a workload are run in rounds, one after the other, so that a slow minute of the machine is not one plan's.
+The rows are written after every round. Workloads that are in the file with all of their rounds are not measured again,
+so it can be stopped and started. With `--keep FOLDER`, the
 profiles and the probed cluster that the predictions were made from are kept beside them.
 """
 
@@ -23,13 +25,12 @@ from pathlib import Path
 import torch
 
 from trainplan import files
-from trainplan.bench.accuracy import Row, compare, orders, suite
+from trainplan.bench.accuracy import Compared, Row, orders, suite
 from trainplan.bench.pool import stop_pools
 from trainplan.cluster.probe.probe import probe
 from trainplan.cluster.yaml_write import save_yaml
 from trainplan.profile import machine
 from trainplan.profile.measure import measure
-from trainplan.profile.profile import Profile
 from trainplan.workload.load import load
 
 WORKLOADS = {
@@ -50,12 +51,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--orders", type=int, nargs="*", default=[], help="ranks for every order of work, instead")
     parser.add_argument("--slices", type=int, default=0, help="of the GPU, a process each; 0: CPU cores")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=5, help="of a plan in a round")
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--workloads", nargs="+", default=[])
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing for each profile")
     parser.add_argument("--keep", type=Path, help="folder for the profiles and the cluster")
-    parser.add_argument("--until", type=float, default=0.0, help="stop starting new plans after so many seconds")
+    parser.add_argument("--until", type=float, default=0.0, help="start no further round after so many seconds")
     options = parser.parse_args()
     with sliced(options.slices) if options.slices else nullcontext():
         compare_all(options)
@@ -89,36 +91,39 @@ def compare_all(options: argparse.Namespace) -> None:
     rows = (
         [files.from_json(Row, r) for r in files.read(options.out, "accuracy")["rows"]] if options.out.exists() else []
     )
+    about = {
+        "machine": here,
+        "made": time.strftime("%Y-%m-%d", time.gmtime()),
+        "torch": torch.__version__,
+        "command": "python " + " ".join(sys.argv),
+    }
     print(f"{'workload':24} {'plan':44} {'predicted':>10} {'measured':>10} {'error':>8} {'raw':>8} {'noise':>7}")
     for name in options.workloads or (GPU_WORKLOADS if options.slices else WORKLOADS):
+        if any(row.workload == name and len(row.rounds) >= options.rounds for row in rows):
+            continue
+        rows = [row for row in rows if row.workload != name]
         batch = GPU_WORKLOADS[name] if options.slices else WORKLOADS[name]
-        profile: Profile | None = None
+        sizes = sorted({max(1, batch // k) for k in (1, 2, 4, 8, 16)})
+        profile = measure(load(name), device=device, samples=sizes, seconds=options.seconds)
+        if options.keep:
+            profile.save(options.keep / f"{name.partition(':')[0]}.profile.json")
         sliced_too = [f"pp={ranks} dp=1 schedule=terapipe slices=4 micro=2" for ranks in options.orders]
-        for line in lines + (sliced_too if name.startswith("gpt:") else []):
+        asked = lines + (sliced_too if name.startswith("gpt:") else [])
+        plans = [Compared(name, line, profile, cluster, batch) for line in asked]
+        for _ in range(options.rounds):
             if options.until and time.monotonic() - started > options.until:
                 return
-            if any(row.workload == name and row.asked == line for row in rows):
-                continue
-            if profile is None:
-                sizes = sorted({max(1, batch // k) for k in (1, 2, 4, 8, 16)})
-                profile = measure(load(name), device=device, samples=sizes, seconds=options.seconds)
-                if options.keep:
-                    profile.save(options.keep / f"{name.partition(':')[0]}.profile.json")
-            row = compare(name, line, profile, cluster, batch, options.steps)
-            rows.append(row)
+            for plan in plans:
+                plan.run(options.steps)
+            found = [plan.row() for plan in plans]
+            files.write(options.out, "accuracy", {**about, "rows": files.to_json([*rows, *found])})
+        rows += found
+        for row in found:
             print(
                 f"{name[:24]:24} {row.plan[:44]:44} {row.predicted_s * 1e3:8.1f}ms {row.measured_s * 1e3:8.1f}ms "
                 f"{row.error:+8.1%} {row.raw_error:+8.1%} {row.noise_floor:7.1%}",
                 flush=True,
             )
-            about = {
-                "machine": here,
-                "made": time.strftime("%Y-%m-%d", time.gmtime()),
-                "torch": torch.__version__,
-                "command": "python " + " ".join(sys.argv),
-                "rows": files.to_json(rows),
-            }
-            files.write(options.out, "accuracy", about)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 """How good are our predictions? Plans predicted and run side by side.
 
-For each workload: a measured profile; for each plan a prediction, and a run on real processes in which every step is
-preceded by the reference kernel that the profile was made beside. Machines drift, so three numbers are kept: the
-error of the ratio to the reference (`error`), the error as it stands (`raw_error`), and the noise floor: how far two
-halves of the same measurement are apart.
+For each workload: a measured profile; for each plan a prediction, and runs on real processes in which every step is
+preceded by the reference kernel that the profile was made beside. Machines drift, so plans are run in rounds, one
+after the other and all of them again, and three numbers are kept: the error of the ratio to the reference (`error`),
+the error as it stands (`raw_error`), and the noise floor: how far two halves of the same measurement are apart.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -29,12 +29,23 @@ from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.profile import Profile
 from trainplan.profile.reference import Reference
-from trainplan.report.joined import join
+from trainplan.report import joined
 from trainplan.solve.resolve import resolve
 from trainplan.workload.load import load
 from trainplan.workload.workload import Workload
 
 WARM_UP = 2
+WORST = 8  # operations that are named in a row
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One operation of one rank: predicted beside measured, in seconds of the step that only it accounts for."""
+
+    name: str
+    rank: int
+    predicted_s: float
+    measured_s: float
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,8 @@ class Row:
     steps: int
     by_kind: dict[str, tuple[float, float]]  # kind of operation → predicted and measured seconds a step, mean rank
     asked: str = ""  # the request that the plan was made from
+    rounds: tuple[float, ...] = ()  # the error of every round by itself
+    worst: tuple[Difference, ...] = ()  # the operations that are furthest off
 
 
 @cache
@@ -96,22 +109,52 @@ def run_plan(name: str, plan: Plan, batch: int, steps: int, device: str = "cpu",
     return together(ranks, plan, WARM_UP)
 
 
-def compare(name: str, plan_line: str, profile: Profile, cluster: Cluster, batch: int, steps: int) -> Row:
-    """Predict a plan and run it."""
-    plan = resolve(parse(plan_line), profile, cluster, batch)
-    predicted = predict(plan, profile, cluster, batch, keep=True)
-    measured = run_plan(name, plan, batch, steps, "cpu" if profile.device == "cpu" else "cuda", cluster.backend)
-    ratios = [s / r for s, r in zip(measured.steady_seconds, measured.references, strict=True)]
-    expected = predicted.step_s / profile.provenance.reference_s
-    halves = statistics.median(ratios[0::2]), statistics.median(ratios[1::2])
-    joined = join(predicted.timeline(), measured.timeline)
-    median = statistics.median(measured.steady_seconds)
-    return Row(
-        workload=name, plan=text(plan), kind=plan_kind(plan), ranks=plan.world, batch=batch,
-        predicted_s=predicted.step_s, measured_s=median, error=expected / statistics.median(ratios) - 1,
-        raw_error=predicted.step_s / median - 1, noise_floor=abs(halves[0] / halves[1] - 1), steps=steps,
-        by_kind={row.name: (row.predicted_s, row.measured_s) for row in joined.kinds}, asked=plan_line,
-    )  # fmt: skip
+class Compared:
+    """A plan that is predicted once, and run as often as wanted."""
+
+    def __init__(self, name: str, asked: str, profile: Profile, cluster: Cluster, batch: int) -> None:
+        self.name, self.asked, self.profile, self.cluster, self.batch = name, asked, profile, cluster, batch
+        self.plan = resolve(parse(asked), profile, cluster, batch)
+        self.predicted = predict(self.plan, profile, cluster, batch, keep=True)
+        self.runs: list[RunResult] = []
+
+    def run(self, steps: int) -> None:
+        """One round more."""
+        device = "cpu" if self.profile.device == "cpu" else "cuda"
+        self.runs.append(run_plan(self.name, self.plan, self.batch, steps, device, self.cluster.backend))
+
+    def row(self) -> Row:
+        """All rounds so far together."""
+        ratios = [[s / r for s, r in zip(run.steady_seconds, run.references, strict=True)] for run in self.runs]
+        seconds = [run.steady_seconds for run in self.runs]
+        expected, predicted_s = self.predicted.step_s / self.profile.provenance.reference_s, self.predicted.step_s
+        # Each round is in one half, where there are several: what changes between rounds is noise, too.
+        halves = (ratios[0][0::2], ratios[0][1::2]) if len(ratios) == 1 else (_all(ratios[0::2]), _all(ratios[1::2]))
+        both = [joined.join(self.predicted.timeline(), run.timeline) for run in self.runs]
+        measured_s = median(_all(seconds))
+        return Row(
+            workload=self.name, plan=text(self.plan), kind=plan_kind(self.plan), ranks=self.plan.world,
+            batch=self.batch, predicted_s=predicted_s, measured_s=measured_s,
+            error=expected / median(_all(ratios)) - 1, raw_error=predicted_s / measured_s - 1,
+            noise_floor=abs(median(halves[0]) / median(halves[1]) - 1), steps=len(_all(seconds)),
+            by_kind={d.name: (d.predicted_s, d.measured_s) for d in _middle(each.kinds for each in both)},
+            asked=self.asked, rounds=tuple(expected / median(each) - 1 for each in ratios),
+            worst=_middle(each.ops for each in both)[:WORST],
+        )  # fmt: skip
+
+
+def _all(rounds: Sequence[Sequence[float]]) -> list[float]:
+    return [value for each in rounds for value in each]
+
+
+def _middle(rounds: Iterable[Sequence[joined.Row]]) -> tuple[Difference, ...]:
+    """Medians over rounds of what each operation (or kind of them) took; the largest difference first."""
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for rows in rounds:
+        for row in rows:
+            found.setdefault((row.name, row.rank), []).append((row.predicted_s, row.measured_s))
+    differences = [Difference(*key, *map(median, zip(*values, strict=True))) for key, values in found.items()]
+    return tuple(sorted(differences, key=lambda d: (-abs(d.predicted_s - d.measured_s), d.name, d.rank)))
 
 
 def suite(ranks: Sequence[int], micro: int = 4) -> list[str]:
