@@ -2,13 +2,24 @@
 
 from dataclasses import dataclass, field
 
+from trainplan.plan.order import GIVEN, known
 from trainplan.plan.placement import placement
 from trainplan.plan.plan import WORDS, Plan, plan
 from trainplan.plan.rules import CHUNKED, SLICED
 from trainplan.plan.systems import SYSTEMS
 
-# Orders of work as files hold them.
-UNEVEN = ("0F0,0F1,0F2,2F0,2B0,2F1,2I1,2W1,0I0,2F2,2B2,0W0,0B1,0B2", "1F0,1F1,1F2,1B0,1I1,1W1,1B2")
+# Orders of work as files hold them, by the number of ranks: with backward passes that are whole and others that are
+# split, with two stages on one of the ranks, and with micro-batches that overtake each other between two ranks.
+ORDER_OF = {
+    2: ("0F0,0F1,0F2,2F0,2B0,2F1,2I1,2W1,0I0,2F2,2B2,0W0,0B1,0B2", "1F0,1F1,1F2,1B0,1I1,1W1,1B2"),
+    3: ("0F0,0F1,0B0,0I1,0W1", "1F0,1F1,3F0,3B0,3F1,3B1,1I0,1B1,1W0", "2F0,2F1,2I0,2B1,2W0"),
+    4: (
+        "0F0,0F1,0F2,0B1,0B0,0B2",
+        "1F1,1F0,1F2,1B1,1I0,1B2,1W0",
+        "2F1,2F0,2B1,2F2,2B0,2B2",
+        "3F1,3I1,3F0,3B0,3W1,3F2,3B2",
+    ),
+}
 BOTH_WAYS = ("0F0,1F1^1,1I1^1,1W1^1,0B0,0F2,0B2", "1F0,0F1^1,1B0,0B1^1,1F2,1B2")
 BLOCKS = {"chain": 6, "residual": 6, "tied": 8, "sleeping": 4, "gpt": 5, "judge": 5}
 
@@ -107,6 +118,7 @@ def _cases() -> list[Case]:
     return cases + grouped + ORDERS
 
 
+SCHEDULES = (*WORDS["schedule"], GIVEN)
 VARIANTS = {"1f1b-early": "1f1b", "chimera-doubled": "chimera"}  # orders of work that are another's, a little changed
 RANKS = (2, 3, 4)
 
@@ -117,22 +129,30 @@ def ranks_of(word: str) -> tuple[int, ...]:
 
 
 def _plain(word: str, ranks: int, model: str, optimizer: str = "sgd") -> Case:
-    """An order of work on so many ranks, which deal with one micro-batch more than they are."""
+    """An order of work on so many ranks, which deal with one micro-batch more than they are. (One that is given says
+    itself with how many.)"""
+    if word == GIVEN:
+        cuts = _cuts(model, known(ORDER_OF[ranks]).stages)
+        return Case("dapple", model, {"stages": cuts, "order": ORDER_OF[ranks], "schedule": word}, optimizer=optimizer)
     said = f"schedule={VARIANTS.get(word, word)}"
     key = next(row.key for row in SYSTEMS.values() if said in (row.choices or "").split())
     chunks = {"chunks": 2} if word in CHUNKED else {}
     slices = {"slices": (3, 2, 2, 1)} if word == SLICED else {}
-    depth = ranks * chunks.get("chunks", 1)
-    cuts = tuple(BLOCKS[model] * cut // depth for cut in range(1, depth))
+    cuts = _cuts(model, ranks * chunks.get("chunks", 1))
     more = {"stages": cuts, "micro": ranks + 1, "bucket": 200, "schedule": word}
     return Case(key, model, {"pp": ranks, **chunks, **slices, **more}, optimizer=optimizer)
+
+
+def _cuts(model: str, depth: int) -> tuple[int, ...]:
+    """Between so many stages, as equal as they can be."""
+    return tuple(BLOCKS[model] * cut // depth for cut in range(1, depth))
 
 
 def _grid() -> list[Case]:
     """Every order of work on 2, 3 and 4 ranks with a tied embedding; on one number of ranks with batch norm, dropout in
     every block and a skip connection over all cuts; and on one with AdamW."""
     cases = []
-    for word in WORDS["schedule"]:
+    for word in SCHEDULES:
         model = "gpt" if word == SLICED else "tied"
         cases += [_plain(word, ranks, model) for ranks in ranks_of(word)]
         cases.append(_plain(word, ranks_of(word)[-1], model, "adamw"))
@@ -154,13 +174,11 @@ def _orders() -> list[Case]:
         ("chimera", "chimera", {**four, **shared, "micro": 4, "pairs": 2}),
         ("chimera", "chimera", {**two, **shared, "micro": 2, "dp": 2, "recompute": "full"}),
     ]
-    # Any table, ranks with different numbers of stages among them; and orders that are given, with backward passes that
-    # are whole and others that are split, and in two directions.
+    # Any table, ranks with different numbers of stages among them; and an order that is given, in two directions.
     orders += [
         ("dapple", "1f1b", {"pp": 2, "stages": (1, 2, 3), "micro": 4, "placement": placement(1, ((0, 1, 1, 0),))}),
         ("zb-h1", "zb-h1", {"pp": 3, "stages": (1, 2, 3), "micro": 4, "placement": placement(1, ((0, 1, 2, 1),))}),
         ("gpipe", "gpipe", {"dp": 2, "pp": 2, "stages": (1, 2), "micro": 2, "placement": placement(2, ((0, 1, 0),))}),
-        ("dapple", "given", {"stages": (1, 2), "order": UNEVEN}),
         ("gems", "given", {"stages": (2,), **shared, "order": BOTH_WAYS}),
     ]
     cases = [

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.engine import jobs
-from tests.engine.systems import CASES, Case, ranks_of
+from tests.engine.systems import CASES, SCHEDULES, Case, ranks_of
 from trainplan.bench.pool import pool
 from trainplan.engine.oracle import Trained, train_alone
-from trainplan.plan.plan import WORDS, Plan
+from trainplan.plan.plan import Plan
 from trainplan.plan.rules import SLICED
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
@@ -62,7 +62,7 @@ def hold(case: Case, want: Trained, ranks: list[tuple[Trained, list, tuple[int, 
             torch.testing.assert_close(buffer, want.buffers[name], **CLOSE)
 
 
-@pytest.mark.parametrize("word", WORDS["schedule"])
+@pytest.mark.parametrize("word", SCHEDULES)
 def test_every_order_of_work_is_among_the_cases(word: str) -> None:
     """A new one without cases fails here: on 2, 3 and 4 ranks, with dropout and batch norm, and with AdamW."""
     cases = [case for case in CASES if case.plan.schedule == word and not case.fields]
