@@ -80,11 +80,16 @@ def sliced(slices: int) -> Iterator[None]:
 def compare_all(options: argparse.Namespace) -> None:
     """Every workload under every plan."""
     started = time.monotonic()
-    torch.set_num_threads(1)
     device = "cuda" if options.slices else "cpu"
+    if device == "cpu":  # as the ranks have
+        torch.set_num_threads(1)
+
+    def say(what: str, *_: object) -> None:
+        print(f"{time.monotonic() - started:6.1f} s  {what}", file=sys.stderr, flush=True)
+
     here = machine.describe(torch.device(device)) + (f", {options.slices} slices" if options.slices else "")
     lines = [line for ranks in options.orders for line in orders(ranks)] or suite(options.ranks)
-    cluster = probe(max(options.orders or options.ranks), device, refresh=True, progress=lambda *_: None)
+    cluster = probe(max(options.orders or options.ranks), device, refresh=True, progress=say)
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
         save_yaml(cluster, options.keep / "cluster.yaml")
@@ -104,13 +109,15 @@ def compare_all(options: argparse.Namespace) -> None:
         rows = [row for row in rows if row.workload != name]
         batch = GPU_WORKLOADS[name] if options.slices else WORKLOADS[name]
         sizes = sorted({max(1, batch // k) for k in (1, 2, 4, 8, 16)})
+        say(f"profile of {name}")
         profile = measure(load(name), device=device, samples=sizes, seconds=options.seconds)
         if options.keep:
             profile.save(options.keep / f"{name.partition(':')[0]}.profile.json")
         sliced_too = [f"pp={ranks} dp=1 schedule=terapipe slices=4 micro=2" for ranks in options.orders]
         asked = lines + (sliced_too if name.startswith("gpt:") else [])
         plans = [Compared(name, line, profile, cluster, batch) for line in asked]
-        for _ in range(options.rounds):
+        for each in range(options.rounds):
+            say(f"{name}, round {each + 1}")
             if options.until and time.monotonic() - started > options.until:
                 return
             for plan in plans:
