@@ -190,6 +190,11 @@ def _orders() -> list[Case]:
     cases.append(Case("terapipe", "gpt", {**one, "schedule": "terapipe"}))
     mixed = {"pp": 2, "stages": (2,), "micro": 2, "slices": (3, 2, 3), "dp": 2, **shared}
     cases.append(Case("terapipe", "judge", {**mixed, "schedule": "terapipe"}))
+    # Slices that are recomputed: later ones have read their keys and values.
+    again = {"pp": 2, "stages": (2,), "micro": 2, "slices": (3, 2, 3), "schedule": "terapipe"}
+    cases.append(Case("terapipe", "gpt", {**again, "recompute": "full"}))
+    cases.append(Case("terapipe", "gpt", {**again, "recompute": "except-last"}))
+    cases.append(Case("terapipe", "judge", {**again, **shared, "dp": 2, "recompute": "full"}))
     found = {"schedule": "lockstep", "micro": 3}
     but_last = {"micro": 3, "recompute": "except-last"}
     bites, one_cycle = {"clip_norm": 0.05}, {"schedule": "onecycle"}

@@ -87,7 +87,6 @@ ILLEGAL = [
     ({**SLICES, "schedule": "gpipe"}, {}, "gpipe takes sequences whole", "schedule=terapipe"),
     ({**SLICES, "slices": ()}, {}, "two slices or more, of at least one token, not ()", "slices=4"),
     ({**SLICES, "slices": (4, 0)}, {}, "of at least one token, not (4, 0)", "slices=4"),
-    ({**SLICES, "recompute": "full"}, {}, "later slices have read the first ones", "recompute=none"),
     ({}, {"batch": 0}, "a batch has at least one sample", "--batch 32"),
 ]
 

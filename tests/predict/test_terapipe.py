@@ -21,6 +21,7 @@ from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.ops import COMPUTES, Kind, Value
 from trainplan.solve.resolve import solve
+from trainplan.solve.slices import _seconds
 
 LENGTH = 16
 
@@ -100,6 +101,43 @@ def test_later_slices_wait_for_the_keys_and_values_of_earlier_ones() -> None:
     last = next(op for op in range(len(program)) if program.name(op) == "1F0/2")
     makers = {program.name(program.value_maker[v]) for v in program.reads.row(last)}
     assert makers == {"1RECV_F0/2", "1F0", "1F0/1"}
+
+
+@pytest.mark.system("terapipe", "P")
+def test_a_slice_that_is_recomputed_keeps_its_keys_and_values_beside_the_inputs_of_blocks() -> None:
+    slices = (8, 4, 4)
+    found = played(model(2), replace(sliced(2, slices), recompute="full"))
+    program = found.program
+    ops = {program.name(op): op for op in range(len(program))}
+
+    def made(name: str) -> list[int]:
+        values = [v for v in program.makes.row(ops[name]) if program.value_kind[v] == Value.SAVED]
+        return sorted(int(program.value_bytes[v]) for v in values if program.value_bytes[v])
+
+    def seconds(name: str) -> float:
+        return float(found.end[ops[name]] - found.start[ops[name]])
+
+    assert [made(name) for name in ("0F0", "0F0/1", "0F0/2")] == [[4 * 8], [4 * 4], []]  # nobody reads the last one's
+    assert made("0B0/2") == [4 * 4, 4 * 8]  # their gradients
+    assert made("0B0/1") == []
+    for later in ("1F0/2", "1R0.1/2"):
+        makers = {program.name(program.value_maker[v]) for v in program.reads.row(ops[later])}
+        assert {"1F0", "1F0/1"} <= makers
+    for part in ("", "/1", "/2"):
+        times = [seconds(f"1{name}{part}") for name in ("F0", "R0.1", "B0.1")]
+        assert times == pytest.approx([times[0], times[0], 2 * times[0]])
+
+
+@pytest.mark.system("terapipe", "S")
+def test_terapipe_chooses_slices_by_the_second_forward_as_well() -> None:
+    profile, chosen = model(2), sliced(2, (8, 8))
+    once, twice = (
+        _seconds(replace(chosen, recompute=word), profile, cluster(2), 1, LENGTH) for word in ("none", "full")
+    )
+    # Of one token: 1/4, and for the whole sequence 2 + 4 · (its reach), forward; and twice that back.
+    forward = [0.25 + (2 + 4 * reach / LENGTH) / LENGTH for reach in range(1, LENGTH + 1)]
+    assert (twice - once)[0] == pytest.approx(forward)
+    assert once[0] == pytest.approx(3 * (twice - once)[0])
 
 
 def test_messages_carry_the_tokens_of_their_slice() -> None:

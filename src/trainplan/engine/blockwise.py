@@ -5,6 +5,9 @@ block again, now with a graph (R), then go back through it (B). So at any time t
 
 Running a block again must not change anything: it draws the same random numbers, and buffers that it writes (running
 statistics) are put back.
+
+Of a slice of the sequences the forward pass keeps keys and values too, which later slices read; those that R makes are
+for the block's own graph (`profile/capture/sliced.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from trainplan.profile.capture.sliced import carrying
 
 if TYPE_CHECKING:
     from trainplan.engine.instructions import Instruction
@@ -33,7 +38,7 @@ class Graph:
 
 @dataclass
 class BlockwisePass:
-    """A micro-batch on its way back."""
+    """A micro-batch (or a slice of one) on its way back."""
 
     env: dict[str, Tensor]  # crossings that blocks will read again, and constants that they share
     gradients: dict[str, Tensor] = field(default_factory=dict)  # of crossings, as far as they have been summed
@@ -47,16 +52,18 @@ def forward(run: Runner, op: Instruction) -> None:
     state, stage = run.current, run.part.held[op.stage].stage
     batch = state.parts[op.micro]
     seed = run.seeder(op.micro)
-    env = arrived(run, op)
-    with torch.no_grad():
+    env, carry = arrived(run, op), run.carry(op)
+    with torch.no_grad(), carrying(carry):
         for block in range(stage.first, stage.last):
             if stage.captured.blocks[block].random:
                 seed(block)
-            stage.run_block(block, env, batch)
+            stage.run_block(block, env, batch, run.part_of(op))
+    if carry is not None and op.slice == len(run.part.slices) - 1:
+        carry.kept.clear()  # nobody reads those of the last one
     hand_out(run, op, {name: env[name] for name in stage.makes})
     blocks = stage.captured.blocks[stage.first : stage.last]
     wanted = {name for block in blocks for name in (*block.reads, *block.constants)}
-    state.passes[op.stage, op.micro] = BlockwisePass({name: env[name] for name in wanted if name in env})
+    state.passes[op.stage, run.piece(op)] = BlockwisePass({name: env[name] for name in wanted if name in env})
 
 
 def recompute(run: Runner, op: Instruction) -> None:
@@ -65,7 +72,7 @@ def recompute(run: Runner, op: Instruction) -> None:
 
     state, stage = run.current, run.part.held[op.stage].stage
     batch = state.parts[op.micro]
-    current: BlockwisePass = state.passes[op.stage, op.micro]
+    current: BlockwisePass = state.passes[op.stage, run.piece(op)]
     block = stage.captured.blocks[op.unit]
     needs = {c.name for c in stage.captured.crossings if c.needs_grad}
     leaves = {name: current.env[name].detach().requires_grad_(name in needs) for name in block.reads}
@@ -73,8 +80,8 @@ def recompute(run: Runner, op: Instruction) -> None:
     if block.random:
         run.seeder(op.micro)(op.unit)
     buffers = [(buffer, buffer.clone()) for buffer in map(stage.get_buffer, block.writes)]
-    with torch.enable_grad():
-        stage.run_block(op.unit, env, batch)
+    with torch.enable_grad(), carrying(run.carry(op)):
+        stage.run_block(op.unit, env, batch, run.part_of(op))
         ends = op.unit == len(stage.captured.blocks) - 1
         loss = weighted_loss(run, op, stage.output(env)) if ends else None
     current.graph = Graph(leaves, {name: env[name] for name in block.makes}, loss, buffers)
@@ -85,7 +92,7 @@ def backward(run: Runner, op: Instruction) -> None:
     from trainplan.engine.handlers import give_back, gradients_in
 
     state, stage = run.current, run.part.held[op.stage].stage
-    current: BlockwisePass = state.passes[op.stage, op.micro]
+    current: BlockwisePass = state.passes[op.stage, run.piece(op)]
     graph = current.graph
     assert graph is not None  # R comes before B: the program's check says so
     if op.unit == stage.last - 1:
@@ -97,7 +104,13 @@ def backward(run: Runner, op: Instruction) -> None:
         if tensor.requires_grad and name in current.gradients:
             roots.append(tensor)
             seeds.append(current.gradients[name])
+    carry = run.carry(op)
+    if carry is not None:
+        carried, gathered = carry.roots()
+        roots, seeds = [*roots, *carried], [*seeds, *gathered]
     torch.autograd.backward(roots, seeds)
+    if carry is not None:
+        carry.gone_back()
     with torch.no_grad():  # only now: batch norm's backward wants its buffers as its forward left them
         for buffer, value in graph.buffers:
             buffer.copy_(value)
@@ -113,7 +126,8 @@ def backward(run: Runner, op: Instruction) -> None:
     if op.unit == stage.first:
         received = {name: current.env[name] for name in stage.reads}
         give_back(run, op, {name: current.gradients.get(name) for name in stage.reads}, received)
-        del state.passes[op.stage, op.micro]
+        del state.passes[op.stage, run.piece(op)]
+        state.carries.pop((op.stage, run.piece(op)), None)
 
 
 def _read_before(stage: Stage, name: str, block: int) -> bool:

@@ -23,7 +23,7 @@ from trainplan.engine.observed import Observed
 from trainplan.engine.runner import Held, Runner
 from trainplan.engine.transport import Pending, Works
 from trainplan.errors import RunError
-from trainplan.profile.capture.sliced import Carry, carrying
+from trainplan.profile.capture.sliced import carrying
 from trainplan.program.ops import SENDS, Kind
 
 Handler = Callable[[Runner, Instruction, int], int | None]
@@ -36,22 +36,19 @@ class Pass:
     leaves: dict[str, Tensor]  # crossings that came in
     made: dict[str, Tensor]  # crossings that go out, with their graph
     loss: Tensor | None
-    carry: Carry | None = None  # of a slice of the sequences: keys and values that later slices read
 
 
 def _forward(run: Runner, op: Instruction, place: int) -> None:
-    if run.part.layout.recomputed[op.micro]:
+    if run.part.layout.recomputed[run.piece(op)]:
         blockwise.forward(run, op)
         return
     state, held = run.current, run.part.held[op.stage]
     batch = state.parts[op.micro]
     leaves = arrived(run, op)
-    part = run.part_of(op)
-    carry = Carry([state.values[value].carry for value in op.held]) if part else None
-    with nullcontext() if _completes(run, op) else held.no_sync(), carrying(carry) if carry else nullcontext():
-        made, output = held.module(leaves, batch, run.seeder(op.micro), part)
+    with nullcontext() if _completes(run, op) else held.no_sync(), carrying(run.carry(op)):
+        made, output = held.module(leaves, batch, run.seeder(op.micro), run.part_of(op))
     loss = weighted_loss(run, op, output) if held.is_last else None
-    state.values[op.saved[0]] = Pass(leaves, made, loss, carry)
+    state.values[op.saved[0]] = Pass(leaves, made, loss)
     hand_out(run, op, made)
 
 
@@ -114,7 +111,7 @@ def give_back(run: Runner, op: Instruction, gradients: dict[str, Tensor | None],
 
 
 def _backward(run: Runner, op: Instruction, place: int) -> int | None:
-    if run.part.layout.recomputed[op.micro]:
+    if run.part.layout.recomputed[run.piece(op)]:
         blockwise.backward(run, op)
         return None
     held = run.part.held[op.stage]
@@ -129,6 +126,7 @@ def _backward(run: Runner, op: Instruction, place: int) -> int | None:
     else:
         with nullcontext() if last else held.no_sync():
             torch.autograd.backward(roots, seeds)
+    run.current.carries.pop((op.stage, run.piece(op)), None)
     final = next(piece for piece in reversed(pieces) if piece.kind is Kind.B)
     give_back(run, final, {name: leaf.grad for name, leaf in done.leaves.items()}, done.leaves)
     return len(pieces) if len(pieces) > 1 else None
@@ -142,8 +140,9 @@ def roots_of(run: Runner, op: Instruction, done: Pass) -> tuple[list[Tensor], li
         if done.made[name].requires_grad:
             roots.append(done.made[name])
             seeds.append(gradient)
-    if done.carry is not None:
-        carried, gathered = done.carry.roots()
+    carry = run.carry(op)
+    if carry is not None:
+        carried, gathered = carry.roots()
         return [*roots, *carried], [*seeds, *gathered]
     return roots, seeds
 

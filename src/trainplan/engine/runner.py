@@ -23,7 +23,7 @@ from trainplan.engine.reducer import Reducer
 from trainplan.engine.seeds import seed_of
 from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending
 from trainplan.errors import RunError
-from trainplan.profile.capture.sliced import Slice
+from trainplan.profile.capture.sliced import Carry, Slice
 from trainplan.profile.capture.stage import Stage
 from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import COLLECTIVES, RECEIVES, SENDS, Kind
@@ -87,7 +87,8 @@ class StepState:
     weights: list[float]  # share of each (or of each of their slices) in the whole batch's mean
     values: dict[int, Any] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)  # value → what must be waited for before it is read
-    passes: dict[tuple[int, int], Any] = field(default_factory=dict)  # (stage, micro-batch) → a pass on its way back
+    passes: dict[tuple[int, int], Any] = field(default_factory=dict)  # (stage, piece) → a pass on its way back
+    carries: dict[tuple[int, int], Carry] = field(default_factory=dict)  # (stage, piece) → keys and values of a slice
     sending: dict[int, Pending] = field(default_factory=dict)  # value → the message that carries it
     sent: list[Pending] = field(default_factory=list)
     loss: Tensor | None = None  # weighted sum over this replica's micro-batches
@@ -249,6 +250,16 @@ class Runner:
     def part_of(self, instruction: Instruction) -> Slice | None:
         """The slice of the sequences that an instruction is about; None: sequences are whole."""
         return self.part.slices[instruction.slice] if self.part.slices else None
+
+    def carry(self, instruction: Instruction) -> Carry | None:
+        """What the attentions of a stage keep of a slice, and read of those before it; None: sequences are whole."""
+        if not self.part.slices:
+            return None
+        carries, stage, piece = self.current.carries, instruction.stage, self.piece(instruction)
+        if (stage, piece) not in carries:
+            earlier = range(piece - instruction.slice, piece)
+            carries[stage, piece] = Carry([carries[stage, number] for number in earlier])
+        return carries[stage, piece]
 
     def seeder(self, micro: int) -> Callable[[int], None]:
         """Seeds the generator before a block that draws random numbers."""

@@ -138,9 +138,6 @@ def _slices(plan: Plan, asked: str) -> None:
     if len(plan.slices) < 2 or min(plan.slices) < 1:
         why = f"{SLICED} cuts every sequence into two slices or more, of at least one token, not {plan.slices}"
         raise PlanError(asked, why, "slices=4, or schedule=gpipe for whole sequences")
-    if plan.recompute != "none":
-        why = "recomputing a slice would make its keys and values again, and later slices have read the first ones"
-        raise PlanError(asked, why, "recompute=none, or schedule=gpipe")
 
 
 def check_model(plan: Plan, profile: Profile) -> Plan:

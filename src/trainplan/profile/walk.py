@@ -12,7 +12,6 @@ count bytes), and blocks can be run alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +56,7 @@ class Walk:
         carry = Carry([walk._carries[index] for walk in self.earlier]) if self.part else None
         if carry:
             self._carries[index] = carry
-        with carrying(carry) if carry else nullcontext():
+        with carrying(carry):
             stage.run_block(index, env, self.batch, self.part)
         made = {name: env[name] for name in block.makes}
         loss = None

@@ -112,7 +112,7 @@ def _headline(layout: Layout, cluster: Cluster) -> str:
         words += f"; {_ORDERS[plan.schedule]}"
     if layout.recomputes:
         words += "; only the inputs of blocks are kept, and every block runs forward once more before its backward"
-        words += "" if layout.recomputed.all() else " (but for the last micro-batch)"
+        words += "" if layout.recomputed.all() else f" (but for the last {'slice' if plan.slices else 'micro-batch'})"
     used = "is" if plan.world == 1 else "are"
     cut = f" Cut by {plan.cut_by}." if plan.cut_by else ""
     return f"{words}. {plan.world} of {cluster.world} devices of {cluster.name} {used} used.{cut}"

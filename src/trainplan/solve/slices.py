@@ -52,11 +52,13 @@ def _seconds(plan: Plan, profile: Profile, cluster: Cluster, batch: int, units: 
     samples = max(rules.split(max(rules.split(batch, plan.dp)), plan.micro))
     share = np.arange(1, units + 1)[:, None] / units
     reach = share + np.arange(units)[None, :] / units
+    forwards = 1 if plan.recompute == "none" else 2
     stages = []
     for first, last in plan.bounds:
         there, back = (profile.slice_terms(name, first, last, samples) for name in ("forward_s", "backward_s"))
-        fixed, by_length, by_reach = (a + b for a, b in zip(there, back, strict=True))
-        issue = sum(profile.total(name, first, last, samples) for name in ("forward_issue_s", "backward_issue_s"))
+        fixed, by_length, by_reach = (forwards * a + b for a, b in zip(there, back, strict=True))
+        issue = forwards * profile.total("forward_issue_s", first, last, samples)
+        issue += profile.total("backward_issue_s", first, last, samples)
         work = fixed + share * (by_length + by_reach * reach)
         stages.append(np.maximum(work, issue) + 2 * cluster.dispatch_s)
     size = max((message_bytes(profile, edge.crossings, samples) for edge in edges(profile, plan.bounds)), default=0)

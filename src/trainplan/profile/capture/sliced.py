@@ -5,6 +5,9 @@ carried in a `Carry`, one for every slice of a micro-batch on a stage:
 
     slice 0   F: makes k₀ v₀                 …  B: goes back from its output, and from k₀ v₀ with the gradients of their
     slice 1   F: attends to k₀ v₀ k₁ v₁      …     leaves, which the backward passes of later slices have summed
+
+A slice that is recomputed keeps its keys and values in between, since later slices read them, and makes them a second
+time for its own graph. They are the same: the leaf stays, and gathers gradients, and backward starts from the new ones.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ def slices_of(tokens: Tokens, lengths: Sequence[int]) -> list[Slice]:
 class Kept:
     """A key or value of one slice, and the leaf by which later slices read it."""
 
-    made: Tensor
+    made: Tensor | None  # in the graph of its pass; None: it will be made again
     leaf: Tensor
 
 
@@ -76,31 +79,48 @@ class Carry:
 
     def extend(self, name: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all tokens so far."""
-        pair = (_kept(key), _kept(value))
-        self.kept[name] = pair
+        known = self.kept.get(name)
+        self.kept[name] = (_kept(key), _kept(value)) if known is None else _again(known, key, value)
         if not self.earlier:
             return key, value
         before = [carry.kept[name] for carry in self.earlier]
         keys, values = ([pair[which].leaf for pair in before] for which in (0, 1))
+        for leaves, own in ((keys, key), (values, value)):
+            for leaf in leaves if own.requires_grad else ():
+                leaf.requires_grad_()  # those of a slice that kept no graph were made without
         return torch.cat([*keys, key], dim=-2), torch.cat([*values, value], dim=-2)
 
     def roots(self) -> tuple[list[Tensor], list[Tensor | None]]:
         """Where the backward pass of this slice starts beside its output: what later slices read, with the gradients
         that they gave it."""
-        found = [kept for pair in self.kept.values() for kept in pair if kept.leaf.grad is not None]
-        return [kept.made for kept in found], [kept.leaf.grad for kept in found]
+        pairs = [(kept.made, kept.leaf.grad) for pair in self.kept.values() for kept in pair]
+        found = [(made, gradient) for made, gradient in pairs if made is not None and gradient is not None]
+        return [made for made, _ in found], [gradient for _, gradient in found]
+
+    def gone_back(self) -> None:
+        """Forget what has gone back: all that has a graph."""
+        self.kept = {name: pair for name, pair in self.kept.items() if pair[0].made is None}
 
 
 def _kept(tensor: Tensor) -> Kept:
-    return Kept(tensor, tensor.detach().requires_grad_(tensor.requires_grad))
+    if torch.is_grad_enabled():
+        return Kept(tensor, tensor.detach().requires_grad_(tensor.requires_grad))
+    # Without a graph it is all that stays: not as a part of something larger, such as queries, keys and values in one.
+    alone = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return Kept(None, tensor if alone else tensor.clone())
 
 
-_OPEN: list[Carry] = []  # of the pass that runs now, innermost last
+def _again(known: tuple[Kept, Kept], key: Tensor, value: Tensor) -> tuple[Kept, Kept]:
+    """Made a second time, with a graph; later slices have read the first ones."""
+    return Kept(key, known[0].leaf), Kept(value, known[1].leaf)
+
+
+_OPEN: list[Carry | None] = []  # of the pass that runs now, innermost last
 
 
 @contextmanager
-def carrying(carry: Carry) -> Iterator[None]:
-    """While blocks of a slice run: where their attentions keep and find keys and values."""
+def carrying(carry: Carry | None) -> Iterator[None]:
+    """While blocks of a slice run: where their attentions keep and find keys and values. None: sequences are whole."""
     _OPEN.append(carry)
     try:
         yield
@@ -209,7 +229,9 @@ def attended(
     grouped: bool, whole: int, start: int,
 ) -> Tensor:  # fmt: skip
     """Attention of a slice's tokens to themselves and to those before them."""
-    keys, values = _OPEN[-1].extend(name, key, value)
+    carry = _OPEN[-1]
+    assert carry is not None  # only the code of a slice calls this
+    keys, values = carry.extend(name, key, value)
     length, reach = query.shape[-2], keys.shape[-2]
     if mask is not None:
         mask = mask[..., start : start + length, :reach]

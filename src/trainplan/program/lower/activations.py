@@ -55,7 +55,7 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     columns = (there, homes, forward, final, begin, np.where(cut | split, final, -1))
     size, rank, maker, end, *readers = [column[~parts] for column in columns] if parts.any() else columns
     graphs = ledger.add(Value.SAVED, size, rank, maker, end, tuple(readers))
-    if layout.plan.slices:
+    if layout.plan.slices and not layout.recomputes:
         _carried(ledger, found, homes, graphs, forward, begin)
     whole = np.where(cut | parts, -1, np.where(split, final, begin))
     ledger.add_some(Value.SAVED, kept - there, homes, np.where(cut | parts, -1, forward), whole, early=True)
@@ -171,3 +171,33 @@ def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
         for adds in (False, True)
     )
     ledger.add_some(Value.WORKSPACE, np.where(found.adds(stages), later, first), home, back, back)
+
+
+def carried_apart(ledger: Ledger, found: Found, homes: Ints) -> None:
+    """Slices of a sequence that are recomputed: beside what blocks read, the keys and values of every slice stay for
+    later ones, whose passes read them there and, run again, on their way back. Their gradients gather beside them,
+    block by block, from the backward pass of the last slice until that of the slice whose they are."""
+    layout, profile = found.layout, found.layout.profile
+    blocks = [block for block in layout.blocks if profile.blocks[block].carried_bytes]
+    stages, count = [layout.stage_of[block] for block in blocks], len(layout.plan.slices)
+
+    def by_slice(ops: Ints) -> Ints:
+        return ops.reshape(len(blocks), found.places // count, count)
+
+    forward, again = by_slice(found.ops(Kind.F, stages)), by_slice(found.ops(Kind.R, stages, units=blocks))
+    back, home = by_slice(found.ops(Kind.B, stages, units=blocks)), by_slice(homes[stages])
+
+    def carried(number: int, portion: Portion) -> float:
+        return profile.blocks[blocks[number]].carried_bytes * portion.samples * portion.share
+
+    size = by_slice(found.by_size(carried, len(blocks)))
+    before = np.s_[:, :, :-1]  # all slices but the last, which nobody reads
+    kept = ledger.add(Value.SAVED, size[before], home[before], forward[before], back[before])
+    for earlier in range(count - 1):
+        for later in range(earlier + 1, count):
+            ledger.reads(forward[:, :, later], kept[:, :, earlier])
+            ledger.reads(again[:, :, later], kept[:, :, earlier])
+    # The last slice of all may go back in one piece.
+    whole = by_slice(found.ops(Kind.B, stages))
+    made = np.broadcast_to(np.where(again >= 0, back, whole)[:, :, -1:], back.shape)
+    ledger.add_some(Value.SAVED, size[before], home[before], made[before], back[before])

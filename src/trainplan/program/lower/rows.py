@@ -77,7 +77,7 @@ def entries(layout: Layout, steps: int) -> Entries:
     bodies = _Bodies(layout)
     lists: list[tuple[int, Ints, Ints]] = []  # rank, bodies, pieces (of barriers: phases)
     first = {(r, s, line): _stage(bodies, r, s, line) for r in layout.replicas for s, line in _ways(layout)}
-    variants = [_variants(order, layout.recomputed) for order in layout.orders]
+    variants = [_variants(order, layout.recomputed[layout.piece(order)]) for order in layout.orders]
     by_rank: dict[int, list[int]] = {}
     for number, holding in enumerate(layout.holdings):
         by_rank.setdefault(holding.rank, []).append(number)
@@ -145,7 +145,7 @@ def _stage(bodies: _Bodies, replica: int, stage: int, line: int) -> int:
 
 
 def _variants(order: Order, recomputed: Bools) -> Ints:
-    """Which template each operation of a rank becomes."""
+    """Which template each operation of a rank becomes; `recomputed`: whether what it is about is."""
     kind, stage = order[:, 0], order[:, 2]
     variant = np.full(len(order), _FORWARD, dtype=np.int64)
     variant[kind == Kind.I] = _INPUT
@@ -156,5 +156,5 @@ def _variants(order: Order, recomputed: Bools) -> Ints:
         variant[passes[0]], variant[passes[-1]] = _FIRST, _LAST
         if len(passes) == 1:
             variant[passes] = _ONLY
-    variant[(kind == Kind.W) | ((kind == Kind.B) & recomputed[order[:, 3]])] += _OTHERWISE
+    variant[(kind == Kind.W) | ((kind == Kind.B) & recomputed)] += _OTHERWISE
     return variant

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainplan.program.lower.activations import activations, recomputed_activations
+from trainplan.program.lower.activations import activations, carried_apart, recomputed_activations
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.gradients import gradients, updates
 from trainplan.program.lower.ledger import Ledger, Values
@@ -40,6 +40,8 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
             put(ledger, found, homes)
         elif chosen.any():
             put(ledger, found.only(chosen), homes[:, chosen])
+    if layout.plan.slices and layout.recomputes:
+        carried_apart(ledger, found, homes)
     gradients(ledger, found)
     updates(ledger, found)
     _counts(ledger, found)
