@@ -34,7 +34,8 @@ def cluster(ranks: int) -> Cluster:
 def model(stages: int, terms: tuple[float, float, float] = (0.25, 2.0, 4.0), **fields) -> Profile:
     """A block a stage. Its seconds by (fixed, length, length × reach); 10 bytes a token saved, of which 4 are carried,
     and 1 byte a token at each boundary."""
-    made = chain(stages, forward=1.0, backward=1.0, tokens_per_sample=LENGTH, whole_sequences=None, **fields)
+    there, back = 1.0 + terms[0], 1.0 + 2 * terms[0]  # whole sequences: one second beyond the fixed ones
+    made = chain(stages, forward=there, backward=back, tokens_per_sample=LENGTH, whole_sequences=None, **fields)
     block = replace(
         made.blocks[0], saved_bytes=(10.0 * LENGTH,) * 2, carried_bytes=4.0 * LENGTH, slice_forward=terms,
         slice_backward=tuple(2 * term for term in terms),

@@ -21,12 +21,13 @@ parts = st.floats(0.0, 10.0).map(lambda x: round(x, 3))
 @examples(40)
 @given(parts, parts, parts, st.floats(0.1, 4.0))
 def test_terms_are_found_again(fixed: float, by_length: float, by_reach: float, ratio: float) -> None:
-    whole = fixed + by_length + by_reach
+    beyond = by_length + by_reach
+    whole = fixed + beyond
     if not whole:
         return
     points = [(x, r, fixed + x * (by_length + by_reach * r)) for x, r in POINTS]
     found = terms(points, own=whole, whole=ratio * whole)
-    wanted = (ratio * fixed, by_length / whole, by_reach / whole)
+    wanted = (ratio * fixed, by_length / beyond, by_reach / beyond) if beyond else (ratio * fixed, 0.0, 0.0)
     assert found == pytest.approx(wanted, rel=1e-6, abs=1e-6)
 
 

@@ -5,12 +5,13 @@ A slice of a share x of the tokens that reaches over a share r of the sequence (
     fixed + x · (by_length + by_reach · r)
 
 Most operators go by the number of tokens; attention by the number of pairs of tokens; and calling them costs the same
-for any slice. What fits best, with no part below nothing, is kept as (fixed seconds, and two shares of the seconds of
-whole sequences), since whole sequences are timed for many sizes of micro-batches and slices for one. The shares may sum
-to more than 1: attention of a whole sequence need not look at later tokens at all, that of a slice masks them.
+for any slice. What fits best, with no part below nothing, is kept as (fixed seconds, and two shares of what whole
+sequences take beyond them), since whole sequences are timed for many sizes of micro-batches and slices for one: a
+larger micro-batch has more of the other two parts, and calls no more operators. The shares may sum to more than 1:
+attention of a whole sequence need not look at later tokens at all, that of a slice masks them.
 
 >>> terms([(0.5, 0.5, 2.75), (0.5, 1.0, 4.25), (0.25, 0.25, 1.25)], own=8.0, whole=16.0)       # 0.5 + x (1.5 + 6 r)
-(1.0, 0.1875, 0.75)
+(1.0, 0.2, 0.8)
 """
 
 from __future__ import annotations
@@ -42,5 +43,6 @@ def terms(points: Sequence[Point], own: float, whole: float, attends: bool = Tru
                 found[list(chosen)] = fit
     if not own or not whole:
         return 0.0, 1.0, 0.0
-    fixed, by_length, by_reach = (round(float(part), 12) for part in found / own)
-    return fixed * whole, by_length, by_reach
+    beyond = own - found[0]
+    by_length, by_reach = (round(float(part), 12) for part in found[1:] / beyond) if beyond > 0 else (0.0, 0.0)
+    return round(float(found[0] / own), 12) * whole, by_length, by_reach

@@ -77,7 +77,7 @@ class Block:
     backward_weight_s: Floats = ()
     branch_bytes: float = 0.0  # a sample of the gradients that the first part keeps for the second
     # Where sequences are cut into slices: bytes a sample of the keys and values that later tokens attend to, and the
-    # seconds of a slice as (fixed seconds, share of the whole by length, and by length × reach); empty: by length.
+    # seconds of a slice as (fixed seconds, shares of what is beyond by length, by length × reach); none: by length.
     carried_bytes: float = 0.0
     slice_forward: Floats = ()
     slice_backward: Floats = ()
@@ -236,8 +236,8 @@ class Profile:
         terms = np.zeros(3)
         for index in range(first, last):
             fixed, by_length, by_reach = getattr(self.blocks[index], _BY_SLICE[quantity]) or (0.0, 1.0, 0.0)
-            whole = self.total(quantity, index, index + 1, samples)
-            terms += (fixed, whole * by_length, whole * by_reach)
+            beyond = max(0.0, self.total(quantity, index, index + 1, samples) - fixed)
+            terms += (fixed, beyond * by_length, beyond * by_reach)
         return float(terms[0]), float(terms[1]), float(terms[2])
 
     def _of_portion(self, quantity: str, index: int, portion: Portion) -> float:
