@@ -15,6 +15,7 @@ from trainplan.errors import PlanError
 from trainplan.plan.plan import WORDS
 from trainplan.plan.rules import SPLIT_BACKWARD, is_order
 from trainplan.plan.text import parse, text
+from trainplan.predict.predict import predict
 from trainplan.search.bound import Bounds
 from trainplan.search.recommend import recommend
 from trainplan.search.space import device_counts, for_memory, shape_of, sketches
@@ -59,6 +60,23 @@ def test_the_answer_is_that_of_simulating_everything(seed, in_parts, memory, fou
     # Refinement only makes them faster.
     for row in found.ranked:
         assert row.prediction.step_s <= best[shape_of(row.prediction.plan)] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("memory", [None, 660 * MIB])
+def test_what_a_search_keeps_from_plan_to_plan_changes_nothing(memory):
+    """Seconds of blocks, messages and sums are worked out once: predicted alone, a plan is the same to the last bit."""
+
+    def subject():
+        made = model(3, in_parts=True)
+        sizes = ((c, 1e5 * (2 + c.producer)) for c in made.crossings)
+        crossings = tuple(replace(c, bytes_per_sample=size, fixed_bytes=0) for c, size in sizes)
+        return replace(made, crossings=crossings), limited(cluster("2x2xTitanRTX"), memory)
+
+    found = recommend(*subject(), BATCH)
+    rows = [row.prediction for row in (*found.ranked, *found.rejected)]
+    assert len({p.plan.schedule for p in rows}) > 3
+    for p in rows:
+        assert predict(p.plan, *subject(), BATCH) == p, text(p.plan)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -225,9 +243,9 @@ def test_usable_memory_is_that_of_the_smallest(four):
 
 
 def test_answers_in_a_blink_and_without_torch(tmp_path):
-    """A saved profile and eight devices, in a fresh process: no torch, and little more than a second once compiled.
+    """A saved profile and eight devices, in a fresh process: no torch, and less than a second once compiled.
 
-    1,800 plans of nine orders of work.
+    1,800 plans of nine orders of work. Nothing is kept from one search to the next: each has a profile of its own.
     """
     model(blocks=24).save(tmp_path / "profile.json")
     code = f"""
@@ -235,20 +253,18 @@ import sys, time
 from trainplan.cluster.parse import cluster
 from trainplan.profile.profile import Profile
 from trainplan.search.recommend import recommend
-profile = Profile.load({str(tmp_path / "profile.json")!r})
-there = cluster("2x4xTitanRTX")
-recommend(profile, there, 64)
-best = float("inf")
-for _ in range(3):
+times = []
+for _ in range(5):
+    profile, there = Profile.load({str(tmp_path / "profile.json")!r}), cluster("2x4xTitanRTX")
     started = time.process_time()
     recommend(profile, there, 64)
-    best = min(best, time.process_time() - started)
+    times.append(time.process_time() - started)
 assert "torch" not in sys.modules, "torch was imported"
-print(best)
+print(min(times))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert float(ran.stdout) < 2.0
+    assert float(ran.stdout) < 1.0
 
 
 # -- orders of work ----------------------------------------------------------------------------------------------------

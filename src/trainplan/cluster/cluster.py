@@ -125,6 +125,11 @@ class Cluster:
         """By members and bytes, what `predict.collectives` has worked out."""
         return {}
 
+    @cached_property
+    def known_messages(self) -> dict[Any, Any]:
+        """By source, target and bytes, the same of messages."""
+        return {}
+
     def device(self, rank: int) -> Device:
         node, local = self._place(rank)
         return self.nodes[node].devices[local]

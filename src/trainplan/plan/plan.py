@@ -135,12 +135,12 @@ class Plan:
         """Micro-batches of a replica, or slices of all of them: what goes through at once."""
         return self.micro * max(1, len(self.slices))
 
-    @property
+    @cached_property
     def lines(self) -> int:
         """Pipelines of one replica (see `placement.py`)."""
         return len(self.placement) // self.dp
 
-    @property
+    @cached_property
     def world(self) -> int:
         """Ranks that the plan occupies."""
         return len({rank for pipeline in self.placement for stage in pipeline for rank in stage})

@@ -12,10 +12,12 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
 from trainplan.predict.collectives import Talk, all_reduce, cards_between, message
 from trainplan.predict.flows import Flows
-from trainplan.program.ops import PER_REPLICA, RECEIVES, SPECS
+from trainplan.program.ops import COLLECTIVES, PER_REPLICA, SENDS, SPECS
 from trainplan.program.program import CostClass, Program
 
 Shares = dict[int, float]  # card → share of its rate that is asked for
+_TALKS = frozenset((*SENDS, *COLLECTIVES))
+_NOTHING: tuple[float, Shares] = (0.0, {})
 
 
 def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
@@ -32,14 +34,12 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
             return [all_reduce(cluster, ranks, c.bytes) for ranks in (pipelines if len(replicas) > 1 else [c.members])]
         if SPECS[c.kind].collective:
             return [all_reduce(cluster, c.members, c.bytes)]
-        if not SPECS[c.kind].message or c.kind in RECEIVES:
-            return [Talk(0.0)]
         if len(replicas) == 1 or not cards_between(cluster, c.rank, c.peer):
             return [message(cluster, c.rank, c.peer, c.bytes)]
         here, there = stage[c.rank], stage[c.peer]
         return [message(cluster, plan.rank(r, here), plan.rank(r, there), c.bytes) for r in replicas]
 
-    found = [_together(talks(c)) for c in program.classes]
+    found = [_together(talks(c)) if c.kind in _TALKS else _NOTHING for c in program.classes]
     if not any(cards for _, cards in found):
         return None
     count = np.array([len(cards) for _, cards in found], dtype=np.int64)

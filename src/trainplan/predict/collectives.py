@@ -89,7 +89,14 @@ def is_probed(cluster: Cluster, source: int, target: int) -> bool:
 
 
 def message(cluster: Cluster, source: int, target: int, size: int) -> Talk:
-    """A message that holds its link."""
+    """A message that holds its link. A search asks for the same messages again and again: they are kept."""
+    known: dict[tuple[int, int, int], Talk] = cluster.known_messages
+    if (source, target, size) not in known:
+        known[source, target, size] = _message(cluster, source, target, size)
+    return known[source, target, size]
+
+
+def _message(cluster: Cluster, source: int, target: int, size: int) -> Talk:
     curve = _curve(cluster, "p2p", 2) if _one_node(cluster, (source, target)) else None
     if curve is not None:
         return Talk(on_curve(curve, size))

@@ -197,4 +197,5 @@ def _by_kind(played: Played) -> dict[str, float]:
     sizes = np.array([len(group) for group in program.groups] or [1], dtype=np.float64)
     weight = np.where(program.group >= 0, sizes[np.maximum(program.group, 0)], 1.0)  # once for each member
     total = np.bincount(program.kind, weights=spent * weight, minlength=len(Kind))
-    return {kind.name: float(total[kind]) for kind in Kind if (program.kind == kind).any()}
+    count = np.bincount(program.kind, minlength=len(Kind))
+    return {kind.name: float(total[kind]) for kind in Kind if count[kind]}

@@ -8,6 +8,7 @@ their gradients arrive). Times and bytes that grow with the micro-batch are tupl
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -222,6 +223,17 @@ class Profile:
         Linear between measured sizes, and beyond the last two by their slope (never falling); below the smallest
         size it shrinks only as far as a straight line through the two smallest says.
         """
+        key = quantity, first, last, samples
+        if key not in self._totals:
+            self._totals[key] = self._total(*key)
+        return self._totals[key]
+
+    @cached_property
+    def _totals(self) -> dict[tuple[str, int, int, Amount], float]:
+        """Those that were asked for: a search asks for the same again and again."""
+        return {}
+
+    def _total(self, quantity: str, first: int, last: int, samples: Amount) -> float:
         if isinstance(samples, Portion):
             return sum(self._of_portion(quantity, block, samples) for block in range(first, last))
         if quantity not in self._curves:
@@ -308,8 +320,7 @@ def interpolate(sizes: tuple[int, ...], values: NDArray[np.float64] | Floats, at
     """
     if len(sizes) == 1:
         return float(values[0]) * at / sizes[0]
-    right = int(np.searchsorted(sizes, at))
-    right = min(max(right, 1), len(sizes) - 1)
+    right = min(max(bisect_left(sizes, at), 1), len(sizes) - 1)
     left = right - 1
     slope = (values[right] - values[left]) / (sizes[right] - sizes[left])
     if at > sizes[-1]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,15 @@ from trainplan.program.text import Key, name
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+
+def are(kinds: Sequence[Kind]) -> Bools:
+    """Kind → whether it is one of these: a table, by which a column of kinds is looked up.
+
+    >>> are((Kind.B, Kind.W))[np.array([Kind.F, Kind.W])].tolist()
+    [False, True]
+    """
+    return np.isin(np.arange(len(Kind)), kinds)
 
 
 @dataclass(frozen=True)
@@ -60,8 +70,7 @@ class Ragged:
         return Ragged(start, np.array([item for row in rows for item in row], dtype=np.int64))
 
 
-@dataclass(frozen=True)
-class CostClass:
+class CostClass(NamedTuple):
     """What decides how long an operation takes."""
 
     kind: Kind

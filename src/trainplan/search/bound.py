@@ -94,7 +94,7 @@ class Bounds:
         return float(max(copies * states + own for states, own in needs)) / sketch.pp
 
     def _through(self, size: int, recompute: str) -> float:
-        return float(self.tables.at(size, recompute).seconds.sum())
+        return self.tables.at(size, recompute).through
 
     def _sizes(self, sketch: Plan) -> tuple[int, ...]:
         return split(split(self.batch, sketch.dp)[0], sketch.micro)

@@ -202,7 +202,8 @@ def cuts(plan: Plan, cluster: Cluster, batch: int, tables: Tables, limit: float,
     stages = plan.wanted
     on_rank = Counter(rank for line in plan.placement[: plan.lines] for (rank,) in line)
     shared = max(on_rank.values())
-    own = [speeds(tables.profile, cluster)[stage[0]] for stage in plan.placement[0]]
+    pace_of = speeds(tables.profile, cluster)
+    own = [pace_of[stage[0]] for stage in plan.placement[0]]
     # Stages with more ranks, faster ones, or fewer neighbours, take more.
     if plan.spread or min(on_rank.values()) < shared or len(set(own)) > 1:
         alone = [max(1 / on_rank[line[stage][0]] for line in plan.placement[: plan.lines]) for stage in range(stages)]

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainplan.program.check.view import Fault, View, are, maker, where
+from trainplan.program.check.view import Fault, View, maker, where
 from trainplan.program.ops import RECEIVES, SENDS, SPECS, Kind, Value
+from trainplan.program.program import are
 
 _SENDS, _RECEIVES = are(SENDS), are(RECEIVES)
 _FORWARD, _BACKWARD, _GATHERS = are((Kind.F, Kind.SEND_F)), are((Kind.B, Kind.I)), are((Kind.B, Kind.W))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numba import njit
 
-from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints, Program
 from trainplan.program.wiring import Small, Wiring
 
@@ -93,8 +91,3 @@ def maker(program: Program, value: int) -> str:
     """Who makes a value, by name."""
     found = int(program.value_maker[value])
     return program.name(found) if found >= 0 else "nobody"
-
-
-def are(kinds: Sequence[Kind]) -> Bools:
-    """Kind → whether it is one of these."""
-    return np.isin(np.arange(len(Kind)), kinds)

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainplan.program.check.view import Fault, View, are, pack, where
+from trainplan.program.check.view import Fault, View, pack, where
 from trainplan.program.ops import COMPUTES, Kind, Value
+from trainplan.program.program import are
 
 _BACKWARD = are((Kind.B, Kind.I, Kind.W))
 _READS_WEIGHTS = are([kind for kind in COMPUTES if kind is not Kind.STEP])
@@ -24,11 +25,11 @@ def updated(view: View) -> Iterator[Fault]:
     is_read[program.reads.items] = True
     for op in where(program.kind == Kind.REDUCE_GRAD):
         reads, makes = program.reads.row(op), program.makes.row(op)
-        makes = makes[is_read[makes]]
+        brings, gets = (set(program.value_rank[values].tolist()) for values in (reads, makes[is_read[makes]]))
         for rank in program.members(op):
-            if not (program.value_rank[reads] == rank).any():
+            if rank not in brings:
                 yield Fault("updated", op, f"{program.name(op)} sums nothing of rank {rank}")
-            if not (program.value_rank[makes] == rank).any():
+            if rank not in gets:
                 yield Fault("updated", op, f"nobody on rank {rank} reads what {program.name(op)} has summed")
     steps = np.flatnonzero(program.kind == Kind.STEP)
     if not len(steps):

@@ -9,10 +9,11 @@ from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Table
 from trainplan.program.ops import SENDS, SPECS, Kind
-from trainplan.program.program import CostClass, Ints
+from trainplan.program.program import CostClass, Ints, are
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
-_BACKWARD = (Kind.B, Kind.I, Kind.W)
+_KINDS = tuple(Kind)
+_IS_BACKWARD, _IS_WHOLE = are((Kind.B, Kind.I, Kind.W)), are(WITHOUT_MICRO_BATCH)
 
 
 def cost_classes(
@@ -27,24 +28,20 @@ def cost_classes(
     classes: list[CostClass] = []
     known: dict[tuple[Amount, ...], int] = {}
     class_of = np.zeros(len(example), dtype=np.int64)
-    names = ("kind", "stage", "unit", "peer", "replica", "line", "adds", "last", "again")
-    columns = [getattr(table, name) for name in names]
+    backward = _IS_BACKWARD[table.kind]  # other kinds cost the same, whichever pass they belong to
+    columns = [table.kind, table.stage, table.unit, table.peer, table.replica, table.line]
+    columns += [np.where(backward, column, 0) for column in (table.adds, table.last, table.again)]
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    for spot in np.flatnonzero(example >= 0).tolist():
+    whole = _IS_WHOLE[table.kind].tolist()
+    spots = np.flatnonzero(example >= 0)
+    numbers = group[example[spots]].tolist()
+    for spot, number in zip(spots.tolist(), numbers, strict=True):
         i, size = divmod(spot, len(sizes))
-        kind, stage, unit, peer, replica, line, adds, last, again = rows[i]
-        if kind not in _BACKWARD:  # the same, whichever pass it belongs to
-            adds = last = again = 0
-        samples = 0 if kind in WITHOUT_MICRO_BATCH else sizes[size]
-        key = (kind, stage, unit, peer, replica, line, adds, last, again, samples)
+        samples = 0 if whole[i] else sizes[size]
+        key = (*rows[i], samples)
         if key not in known:
             known[key] = len(classes)
-            number = int(group[example[spot]])
-            members = spans[number] if number >= 0 else ()
-            flags = bool(last), bool(again)
-            classes.append(
-                _class(layout, Kind(kind), stage, unit, peer, replica, line, samples, adds, *flags, members)
-            )  # fmt: skip
+            classes.append(_class(layout, samples, spans[number] if number >= 0 else (), *rows[i]))
         class_of[spot] = known[key]
     cost = class_of[place]
     payload = [c.bytes if SPECS[c.kind].message or SPECS[c.kind].collective else 0 for c in classes]
@@ -52,10 +49,10 @@ def cost_classes(
 
 
 def _class(
-    layout: Layout, kind: Kind, stage: int, unit: int, peer: int, replica: int, line: int, samples: Amount, adds: int,
-    last_pass: bool, again: bool, members: tuple[int, ...],
+    layout: Layout, samples: Amount, members: tuple[int, ...], number: int, stage: int, unit: int, peer: int,
+    replica: int, line: int, adds: int, last_pass: int, again: int,
 ) -> CostClass:  # fmt: skip
-    plan, profile = layout.plan, layout.profile
+    plan, profile, kind = layout.plan, layout.profile, _KINDS[number]
     first, last = plan.bounds[stage]
     rank = layout.rank(replica, stage, line)
     if SPECS[kind].message:

@@ -12,9 +12,10 @@ import numpy as np
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.rows import Table
 from trainplan.program.ops import COLLECTIVES, Kind
-from trainplan.program.program import Bools, Ints
+from trainplan.program.program import Bools, Ints, are
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
+_WHOLE = are(WITHOUT_MICRO_BATCH)
 NEVER = np.iinfo(np.int64).max
 
 
@@ -45,7 +46,7 @@ class Found:
         self._numbers = np.full((len(self._line) + 1, self.places), -1, dtype=np.int64)
         replica = np.searchsorted(layout.replicas, table.replica)
         self.replica_of = replica[row]  # of every operation, among those that have lists
-        whole = np.isin(table.kind, WITHOUT_MICRO_BATCH)[row]
+        whole = _WHOLE[table.kind][row]
         ops = np.flatnonzero(~whole)
         place = (replica[row[ops]] * steps + step[ops]) * plan.pieces + piece[ops]
         self._numbers[line[row[ops]], place] = ops

@@ -31,13 +31,14 @@ class Ledger:
     """Values in pieces. All arrays of one `add` have the shape of `maker`, or are stretched to it."""
 
     count: int = 0
-    kinds: list[NDArray[np.uint8]] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # of each piece
+    kinds: list[int] = field(default_factory=list)  # of each piece, as are `lates` and `earlies`
     sizes: list[Ints] = field(default_factory=list)
     ranks: list[Ints] = field(default_factory=list)
     makers: list[Ints] = field(default_factory=list)
     ends: list[Ints] = field(default_factory=list)
-    lates: list[Bools] = field(default_factory=list)
-    earlies: list[Bools] = field(default_factory=list)
+    lates: list[bool] = field(default_factory=list)
+    earlies: list[bool] = field(default_factory=list)
     readers: list[Ints] = field(default_factory=list)
     read: list[Ints] = field(default_factory=list)
 
@@ -48,13 +49,14 @@ class Ledger:
         """One value for each entry of `maker`, and its number. Of `late` and `early` see `Program.value_late`."""
         numbers = np.arange(self.count, self.count + maker.size).reshape(maker.shape)
         self.count += maker.size
-        self.kinds.append(np.full(maker.size, kind, dtype=np.uint8))
-        self.sizes.append(np.broadcast_to(np.asarray(size, dtype=np.int64), maker.shape).ravel())
-        self.ranks.append(np.broadcast_to(np.asarray(rank, dtype=np.int64), maker.shape).ravel())
+        self.counts.append(maker.size)
+        self.kinds.append(kind)
+        self.sizes.append(_stretched(size, maker).ravel())
+        self.ranks.append(_stretched(rank, maker).ravel())
         self.makers.append(maker.ravel())
         self.ends.append(end.ravel())
-        self.lates.append(np.full(maker.size, late))
-        self.earlies.append(np.full(maker.size, early))
+        self.lates.append(late)
+        self.earlies.append(early)
         for reader in readers:
             self.reads(reader, numbers)
         return numbers
@@ -63,7 +65,7 @@ class Ledger:
         self, kind: Value, size: Ints, rank: Ints, maker: Ints, end: Ints, late: bool = False, early: bool = False
     ) -> None:
         """The same for values that are nothing but memory: where there are no bytes, or no maker, there is none."""
-        size, rank, end = (np.broadcast_to(column, maker.shape) for column in (size, rank, end))
+        size, rank, end = (_stretched(column, maker) for column in (size, rank, end))
         some = (maker >= 0) & (size > 0)
         self.add(kind, size[some], rank[some], maker[some], end[some], late=late, early=early)
 
@@ -75,10 +77,16 @@ class Ledger:
     def close(self, ops: int) -> Values:
         start, items = _group(np.concatenate(self.readers), np.concatenate(self.read), ops)
         return Values(
-            np.concatenate(self.kinds), np.concatenate(self.sizes), np.concatenate(self.ranks),
-            np.concatenate(self.makers), np.concatenate(self.ends), np.concatenate(self.lates),
-            np.concatenate(self.earlies), Ragged(start, items),
+            np.repeat(np.array(self.kinds, dtype=np.uint8), self.counts), np.concatenate(self.sizes),
+            np.concatenate(self.ranks), np.concatenate(self.makers), np.concatenate(self.ends),
+            np.repeat(self.lates, self.counts), np.repeat(self.earlies, self.counts), Ragged(start, items),
         )  # fmt: skip
+
+
+def _stretched(column: Ints | int, like: Ints) -> Ints:
+    """A column with the shape of another."""
+    found = np.asarray(column, dtype=np.int64)
+    return found if found.shape == like.shape else np.broadcast_to(found, like.shape)
 
 
 @njit(cache=True)

@@ -24,7 +24,10 @@ from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Entries, Table, entries
 from trainplan.program.lower.values import values
 from trainplan.program.ops import COLLECTIVES, COMPUTES, PER_REPLICA, RECEIVES, SENDS, Kind, Lane
-from trainplan.program.program import Ints, Program, Ragged
+from trainplan.program.program import Ints, Program, Ragged, are
+
+_COMPUTE, _SEND, _COLLECTIVE, _PER_REPLICA = map(are, (COMPUTES, SENDS, COLLECTIVES, PER_REPLICA))
+_AWAITED = are((*RECEIVES, Kind.COUNT, Kind.NORM))  # by their hosts, where receiving keeps these
 
 
 def lower(
@@ -49,14 +52,15 @@ def lower(
     rank[group >= 0] = [numbers.groups[g][0] for g in group[group >= 0]]
     cost, classes, bytes_ = cost_classes(layout, table, row, piece, group, numbers.spans)
     made = values(Found(layout, steps, table, row, piece, step, phase), len(row), bytes_)
-    holds, lanes, owners, peers = _resources(table, row, group, numbers.groups, _peers(layout, table))
+    peer = _peers(layout, table)
+    holds, lanes, owners, peers = _resources(table, row, group, numbers.groups, peer)
     zeros = np.zeros(len(kind), dtype=np.int64)
     return Program(
         world=len(lists.start) - 1, steps=steps, kind=kind.astype(np.uint8), job=zeros, step=step,
         # A sum over copies belongs to no one pipeline, what the ranks of one replica do together to no one stage.
-        pipeline=_pipeline(layout, table)[row], stage=np.where(np.isin(kind, PER_REPLICA), 0, table.stage[row]),
+        pipeline=_pipeline(layout, table)[row], stage=np.where(_PER_REPLICA[kind], 0, table.stage[row]),
         unit=table.unit[row] + phase, micro_batch=micro, slice=part, peer_stage=table.peer[row], rank=rank,
-        peer=_peers(layout, table)[row], bytes=bytes_, group=group, version=step, cost=cost,
+        peer=peer[row], bytes=bytes_, group=group, version=step, cost=cost,
         waits=_waits(table.kind, layout.backend, plan.overlap)[row], lists=Ragged(lists.start, numbers.op),
         holds=holds, reads=made.reads, resource_lane=lanes, resource_rank=owners, resource_peer=peers,
         value_kind=made.kind, value_bytes=made.bytes, value_rank=made.rank, value_maker=made.maker,
@@ -67,18 +71,18 @@ def lower(
 
 def _pipeline(layout: Layout, table: Table) -> Ints:
     pipeline = table.replica * layout.plan.lines + table.line
-    own = np.isin(table.kind, PER_REPLICA)
+    own = _PER_REPLICA[table.kind]
     pipeline[own] = (table.replica * layout.plan.lines)[own]
-    pipeline[np.isin(table.kind, COLLECTIVES) & ~own] = 0
+    pipeline[_COLLECTIVE[table.kind] & ~own] = 0
     return pipeline
 
 
 def _waits(kind: Ints, backend: Backend, overlap: str) -> np.ndarray:
     """What keeps the host until it is over."""
-    waits = (np.isin(kind, COMPUTES) & backend.host_computes) | (kind == Kind.BARRIER)
-    waits |= np.isin(kind, (*RECEIVES, Kind.COUNT, Kind.NORM)) & backend.receives_wait
+    waits = (_COMPUTE[kind] & backend.host_computes) | (kind == Kind.BARRIER)
+    waits |= _AWAITED[kind] & backend.receives_wait
     if overlap == "off":
-        waits |= np.isin(kind, SENDS + COLLECTIVES)
+        waits |= _SEND[kind] | _COLLECTIVE[kind]
     return waits
 
 
@@ -101,15 +105,16 @@ class _Numbers:
 
 def _number(layout: Layout, lists: Entries) -> _Numbers:
     table = lists.table
-    collective = np.isin(table.kind, COLLECTIVES)[lists.row]
+    collective = _COLLECTIVE[table.kind][lists.row]
     alone = np.flatnonzero(~collective)
     op = np.cumsum(~collective) - 1
     together: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
     barrier = (table.kind == Kind.BARRIER)[lists.row]
-    for e in np.flatnonzero(collective & ~barrier).tolist():
-        row = int(lists.row[e])
-        kind, stage, unit, replica = (int(c[row]) for c in (table.kind, table.stage, table.unit, table.replica))
-        name = (kind, _named_after(layout, kind, stage, unit), unit, int(lists.step[e]))
+    sums = np.flatnonzero(collective & ~barrier)
+    columns = [column[lists.row[sums]] for column in (table.kind, table.stage, table.unit, table.replica)]
+    rows = (column.tolist() for column in (sums, lists.step[sums], *columns))
+    for e, step, kind, stage, unit, replica in zip(*rows, strict=True):
+        name = (kind, _named_after(layout, kind, stage, unit), unit, step)
         together.setdefault((*name, replica if kind == Kind.NORM else 0), []).append((replica, stage, e))
     number: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     entry: list[int] = []
@@ -161,7 +166,7 @@ def _resources(
     A receive holds nothing: the message is on the link, which the sender holds.
     """
     world = int(table.rank.max()) + 1
-    compute, send = np.isin(table.kind, COMPUTES), np.isin(table.kind, SENDS)
+    compute, send = _COMPUTE[table.kind], _SEND[table.kind]
     links, link = np.unique(table.rank[send] * world + peer[send], return_inverse=True)
     held = np.where(compute, table.rank, -1)  # by a row
     held[send] = world + link

@@ -17,7 +17,9 @@ from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.ops import COLLECTIVES, RECEIVES, Kind, Value
 from trainplan.program.posting import RECEIVES_AHEAD, due, in_order_of_sending
-from trainplan.program.program import Bools, Ints
+from trainplan.program.program import Bools, Ints, are
+
+_COLLECTIVE, _RECEIVE = are(COLLECTIVES), are(RECEIVES)
 
 
 def messages(ledger: Ledger, found: Found, homes: Ints, payload: Ints) -> None:
@@ -147,9 +149,9 @@ def _taken(found: Found, ends: Ends) -> Ints:
 def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     """Buffers of receives from when they are posted until they are taken (`program.posting`): some when a step begins,
     each of the others when the one so many before it has been taken."""
-    alone = np.flatnonzero(~np.isin(found.kind, COLLECTIVES))  # in the order of the lists
+    alone = np.flatnonzero(~_COLLECTIVE[found.kind])  # in the order of the lists
     starts = alone[_changes(found.rank[alone], found.step[alone])]
-    ops = np.flatnonzero(np.isin(found.kind, RECEIVES))
+    ops = np.flatnonzero(_RECEIVE[found.kind])
     first = starts[np.searchsorted(starts, ops, side="right") - 1]  # operation of its step
     begins = np.flatnonzero(_changes(first))
     begin = np.repeat(begins, np.diff([*begins, len(ops)]))
@@ -157,7 +159,7 @@ def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     if not found.layout.backend.tagged:
         after = _after_those_sent_before(ops, first, begins, found.rank, ends)
     if found.layout.in_phases:  # whoever has nothing to compute in the first phase is at its barrier first
-        waits = np.isin(found.kind[first], RECEIVES)
+        waits = _RECEIVE[found.kind[first]]
         first = np.where(waits, found.barriers[found.replica_of[ops], found.step[ops], 0], first)
     at_once = (after < begin) & (first != ops)
     now, rank = ops[at_once], found.rank

@@ -13,9 +13,9 @@ import numpy as np
 
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.phases import apart_from, in_phases
-from trainplan.program.lower.templates import Row, head, tail, templates
+from trainplan.program.lower.templates import Row, Templates, head, tail, templates
 from trainplan.program.ops import Kind
-from trainplan.program.program import Bools, Ints
+from trainplan.program.program import Bools, Ints, are
 from trainplan.program.schedules import Order
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
@@ -24,6 +24,7 @@ from trainplan.program.text import WITHOUT_MICRO_BATCH
 # pass and, so many further on, for the second part of one or for one that is recomputed (there are never both).
 _FORWARD, _INPUT, _FIRST, _LATER, _LAST, _ONLY = range(6)
 _OTHERWISE = 4
+_WHOLE = are(WITHOUT_MICRO_BATCH)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def entries(layout: Layout, steps: int) -> Entries:
     """The lists of all ranks of all replicas."""
     bodies = _Bodies(layout)
     lists: list[tuple[int, Ints, Ints]] = []  # rank, bodies, pieces (of barriers: phases)
-    first = {(r, s, line): _stage(bodies, r, s, line) for r in layout.replicas for s, line in _ways(layout)}
+    shapes = {way: templates(layout, *way) for way in _ways(layout)}
+    first = {(r, *way): _stage(bodies, shape, r, *way) for r in layout.replicas for way, shape in shapes.items()}
     variants = [_variants(order, layout.recomputed[layout.piece(order)]) for order in layout.orders]
     by_rank: dict[int, list[int]] = {}
     for number, holding in enumerate(layout.holdings):
@@ -110,7 +112,7 @@ def entries(layout: Layout, steps: int) -> Entries:
     # What is about the whole batch has no micro-batch, also where it stands among the rows of one.
     piece = np.repeat(piece, length)
     phase = np.where((table.kind == Kind.BARRIER)[row], piece, 0)
-    piece = np.where(np.isin(table.kind, WITHOUT_MICRO_BATCH)[row], 0, piece)
+    piece = np.where(_WHOLE[table.kind][row], 0, piece)
     ends = np.cumsum([0] + [steps * len(b) for _, b, _ in lists])
     return Entries(table, row, piece, np.repeat(step, length), phase, begin[ends])
 
@@ -119,10 +121,9 @@ def _ways(layout: Layout) -> list[tuple[int, int]]:
     return [(stage, line) for stage in layout.stages for line in range(layout.plan.lines)]
 
 
-def _stage(bodies: _Bodies, replica: int, stage: int, line: int) -> int:
+def _stage(bodies: _Bodies, shape: Templates, replica: int, stage: int, line: int) -> int:
     """The bodies of a stage in a line, one for each variant; the number of the first."""
     layout = bodies.layout
-    shape = templates(layout, stage, line)
     rank = layout.local(replica, stage, line)
     # A pass adds to gradients that an earlier pass left, or that our own buckets keep from step to step. In the last
     # pass DDP copies each gradient into its bucket, which costs about the same.

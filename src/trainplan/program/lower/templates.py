@@ -8,14 +8,14 @@ templates repeated (`rows.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.ops import Kind
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One operation of a template."""
 
     kind: Kind
@@ -27,16 +27,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Templates:
-    """What the operations of one stage, in one line, become."""
+    """What the operations of one stage, in one line, become; nothing where a plan has no such operations."""
 
     forward: tuple[Row, ...]
     backward: tuple[Row, ...]  # whole
     last_backward: tuple[Row, ...]  # the one that completes the gradients
-    input_backward: tuple[Row, ...]  # where backward comes in two parts: the first
-    weight_backward: tuple[Row, ...]  # the second
-    last_weight_backward: tuple[Row, ...]  # the one that completes the gradients
-    recomputed_backward: tuple[Row, ...]  # whole, with forward once more
-    last_recomputed_backward: tuple[Row, ...]  # the one that completes the gradients
+    input_backward: tuple[Row, ...] = ()  # where backward comes in two parts: the first
+    weight_backward: tuple[Row, ...] = ()  # the second
+    last_weight_backward: tuple[Row, ...] = ()  # the one that completes the gradients
+    recomputed_backward: tuple[Row, ...] = ()  # whole, with forward once more
+    last_recomputed_backward: tuple[Row, ...] = ()  # the one that completes the gradients
 
 
 def templates(layout: Layout, stage: int, line: int) -> Templates:
@@ -49,15 +49,21 @@ def templates(layout: Layout, stage: int, line: int) -> Templates:
     )
     forward = (*takes, Row(Kind.F, stage, line), *gives)
     whole, last = (_backward(layout, stage, line, before, last) for last in (False, True))
-    again, last_again = (_recomputed(layout, stage, line, before, last) for last in (False, True))
+    found = Templates(forward, (*whole, *after), (*last, *after))
+    if layout.recomputes:
+        again, last_again = (_recomputed(layout, stage, line, before, last) for last in (False, True))
+        return replace(found, recomputed_backward=(*again, *after), last_recomputed_backward=(*last_again, *after))
+    if not layout.splits:
+        return found
     weights = Row(Kind.W, stage, line)
     buckets = 0 if stage in layout.late else len(layout.buckets[stage])
     exchange = tuple(Row(Kind.REDUCE_GRAD, stage, line, unit) for unit in range(buckets))
-    return Templates(
-        forward, (*whole, *after), (*last, *after),
-        (*before, Row(Kind.I, stage, line), *after), (weights,), (weights, *exchange),
-        (*again, *after), (*last_again, *after),
-    )  # fmt: skip
+    return replace(
+        found,
+        input_backward=(*before, Row(Kind.I, stage, line), *after),
+        weight_backward=(weights,),
+        last_weight_backward=(weights, *exchange),
+    )
 
 
 def messages(layout: Layout, stage: int, line: int) -> tuple[Row, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numba import njit
@@ -35,6 +36,11 @@ class Ranges:
     forward: Floats  # seconds of forward of each block on the device
     forward_issue: Floats  # … of the host
     backward_parts: Floats  # seconds of backward in two parts; none: not measured
+
+    @cached_property
+    def through(self) -> float:
+        """Seconds of a micro-batch in all blocks."""
+        return float(self.seconds.sum())
 
     def pace(self, host_computes: bool) -> Floats:
         """Seconds of each block by the clock: the slower of host and device, or both in turn where they are one."""
