@@ -11,7 +11,7 @@ def _results(device="", sharers=1):
     """Samples of two workers on a machine of round numbers: 100 µs, 1 GB/s, half of communication felt."""
     sizes = (1, 4096, 10**6)
     first = {"product.fp32": [1e11, 3e11, 2e11], "copy": [2e10], "busy.1": [1.0], "busy.2": [1.2], "rounds": [3, 3, 3]}
-    first["memory"] = [{"taken": 3 * 2**30, "tensors": 2**30, "total": 80 * 2**30}]
+    first["memory"] = [{"taken": 3 * 2**30, "tensors": 2**30, "total": 80 * 2**30, "gpu": "a1"}]
     first |= {f"p2p.0.1.{size}": [1e-4 + size / 1e9] for size in sizes}
     if device:
         first |= {"host.pinned": [5e10, 6e10], "host.pageable": [2e9]}
@@ -64,6 +64,17 @@ def test_workers_that_share_a_gpu(pretend):
     assert device.host_rate == 5.5e10
     assert "pageable: 2.0 GB/s" in device.sources["host_link"]
     assert any("2 workers share one GPU" in note for note in found.notes)
+
+
+def test_what_other_processes_hold_of_a_gpu_is_no_context_of_ours(pretend, monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho GPU-b2, 7\necho GPU-a1, 512\necho GPU-c3, [N/A]\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert machine.gpu_memory_in_use() == {"b2": 7 * 2**20, "a1": 2**29}
+    pretend(device="NVIDIA A100-SXM4-80GB", sharers=2)
+    found = probing.probe(2, device="cuda", backend="gloo")
+    assert found.device(0).context_bytes == 2**28  # half a GiB of the 3 was taken before
 
 
 def test_measured_once_and_again_when_asked(pretend, tmp_path):

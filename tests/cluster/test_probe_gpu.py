@@ -1,6 +1,7 @@
 """The probe on a GPU: alone, and shared by two workers that talk through host memory."""
 
 import pytest
+import torch
 
 from trainplan.cluster.probe import machine
 from trainplan.cluster.probe.probe import probe
@@ -9,6 +10,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_one_gpu():
+    held = torch.empty(6 * 2**30, dtype=torch.uint8, device="cuda")  # by another process than the probe's
     found = probe(1, device="cuda", quick=True, cache=False)
     device = found.device(0)
     assert machine.accelerators() >= 1
@@ -18,6 +20,7 @@ def test_one_gpu():
     assert 0 < device.context_bytes < 4 * 2**30
     assert device.host_rate > 1e9
     assert "pageable" in device.sources["host_link"]
+    del held
 
 
 def test_two_workers_share_a_gpu():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import psutil
 import torch
@@ -95,9 +96,10 @@ def _host_copies(team: Team, kind: str, host: torch.Tensor, on_device: torch.Ten
     record(f"host.{kind}", size / seconds(team, partial(host.copy_, on_device, non_blocking=True)))
 
 
-def _memory(team: Team, before: int) -> dict[str, int]:
-    """What driver and libraries take beside tensors (on a GPU: those of all its workers), and what there is."""
+def _memory(team: Team, before: int) -> dict[str, Any]:
+    """What driver and libraries take beside tensors (on a GPU: what all its processes take), and what there is."""
     if team.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(team.device)
-        return {"taken": total - free, "tensors": torch.cuda.memory_reserved(team.device), "total": total}
+        reserved, uuid = torch.cuda.memory_reserved(team.device), torch.cuda.get_device_properties(team.device).uuid
+        return {"taken": total - free, "tensors": reserved, "total": total, "gpu": str(uuid).removeprefix("GPU-")}
     return {"taken": before, "tensors": 0, "total": psutil.virtual_memory().total}

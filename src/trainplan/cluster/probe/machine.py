@@ -64,14 +64,26 @@ def accelerators() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([word for word in visible.split(",") if word.strip() not in ("", "-1")])
+    return sum(line.startswith("GPU ") for line in _nvidia_smi("-L"))
+
+
+def gpu_memory_in_use() -> dict[str, int]:
+    """Bytes of each GPU that processes hold already, by the GPU's identifier; none where that cannot be asked."""
+    rows = [line.split(",") for line in _nvidia_smi("--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits")]
+    # A GPU whose memory is not told (N/A) is left out.
+    return {uuid.strip().removeprefix("GPU-"): int(used) * 2**20 for uuid, used in rows if used.strip().isdigit()}
+
+
+def _nvidia_smi(*arguments: str) -> list[str]:
+    """The lines that NVIDIA's tool answers; none where there is no such tool or GPU."""
     tool = shutil.which("nvidia-smi")
     if not tool:
-        return 0
+        return []
     try:
-        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
+        answer = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+        return []
+    return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 
 class Load:

@@ -66,11 +66,11 @@ def probe(
     if progress:
         progress(f"starting {_many(count, 'worker')}", 0.0)
     limit = timeout_s or 90 + 10 * count
-    load = machine.Load()
+    load, in_use = machine.Load(), machine.gpu_memory_in_use() if device == "cuda" else {}
     results = run_workers(
         "trainplan.cluster.probe.worker", count, settings, timeout_s=limit, threads=threads, progress=progress
     )
-    found = _cluster(name, results, settings, load.of_others())
+    found = _cluster(name, results, settings, load.of_others(), in_use)
     if cache:
         found.save(path)
     return found
@@ -120,7 +120,13 @@ def _remembered(paths: list[Path]) -> Cluster | None:
 # -- from samples to a cluster -------------------------------------------------------------------------------------
 
 
-def _cluster(name: str, results: list[dict[str, Any]], settings: dict[str, Any], others: float) -> Cluster:
+def _cluster(
+    name: str,
+    results: list[dict[str, Any]],
+    settings: dict[str, Any],
+    others: float,
+    in_use: dict[str, int],
+) -> Cluster:
     workers: list[fit.Samples] = [result["samples"] for result in results]
     count = len(workers)
     threads = settings["threads"]
@@ -132,7 +138,7 @@ def _cluster(name: str, results: list[dict[str, Any]], settings: dict[str, Any],
         f"{gib(machine.memory_bytes())}; torch {results[0]['torch']}, {settings['backend']}, "
         f"{_many(count, 'worker')} of {_many(threads, 'thread')}, {rounds} rounds"
     )
-    device = _device(results, source)
+    device = _device(results, source, in_use)
     inside, pairs, curves = _links(workers, settings["backend"], source)
     node = Node(
         name="this machine",
@@ -166,16 +172,17 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _device(results: list[dict[str, Any]], source: str) -> Device:
-    """A worker's device: measured speeds, and its share of the memory."""
+def _device(results: list[dict[str, Any]], source: str, in_use: dict[str, int]) -> Device:
+    """A worker's device: measured speeds, and its share of the memory. `in_use` was taken before workers started."""
     first: fit.Samples = results[0]["samples"]
     products = {name.removeprefix("product."): median(first[name]) for name in first if name.startswith("product.")}
     order = [precision for precision in catalogue.PRECISIONS if precision in products]
     last = first["memory"][-1]
     sharers = results[0]["sharers"]
-    if results[0]["device"]:  # a GPU: what it has, less what its workers' tensors hold, was taken by their contexts
+    if results[0]["device"]:  # a GPU: what its workers have taken, less what their tensors hold, is their contexts
         total = last["total"]
-        context = max(0, last["taken"] - sharers * last["tensors"]) // sharers
+        taken = last["taken"] - in_use.get(last["gpu"], 0)
+        context = max(0, taken - sharers * last["tensors"]) // sharers
         name = catalogue.reported(results[0]["device"])
     else:
         total, context, name = machine.memory_bytes(), last["taken"], "cpu"
