@@ -98,6 +98,7 @@ def compare_all(options: argparse.Namespace) -> None:
     )
     about = {
         "machine": here,
+        "device": machine.name_of(torch.device(device)),
         "made": time.strftime("%Y-%m-%d", time.gmtime()),
         "torch": torch.__version__,
         "command": "python " + " ".join(sys.argv),

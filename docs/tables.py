@@ -11,7 +11,7 @@ from trainplan.predict.accuracy import plan_kind
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "benchmarks" / "data"
-ACCURACY = ("accuracy-2-cores", "accuracy-16-cores", "orders-16-cores")
+ACCURACY = ("accuracy-2-cores", "accuracy-16-cores", "orders-16-cores", "orders-gpu")
 
 
 def systems() -> str:
@@ -123,12 +123,13 @@ def known_errors(*names: str) -> str:
     found: dict[str, list[tuple[float, str]]] = {}
     for data in runs:
         for row in data["rows"]:
-            found.setdefault(plan_kind(parse(row["plan"])), []).append((abs(row["error"]), data["machine"]))
+            kind = f"measured {data['device']} eager {plan_kind(parse(row['plan']))}"
+            found.setdefault(kind, []).append((abs(row["error"]), data["machine"]))
     table = {}
     for kind, rows in sorted(found.items()):
         errors = [error for error, _ in rows]
         machines = " and ".join(dict.fromkeys(machine for _, machine in rows))
-        table[f"measured cpu eager {kind}"] = {
+        table[kind] = {
             "median": round(median(errors), 3), "worst": round(max(errors), 3), "runs": len(errors),
             "source": f"{machines}; docs/accuracy.md",
         }  # fmt: skip
