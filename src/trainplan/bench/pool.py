@@ -12,7 +12,8 @@ import os
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -20,10 +21,12 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
+from trainplan.cluster.probe.launch import Place
 from trainplan.errors import RunError
 from trainplan.profile.machine import keep_memory
 
 _POOLS: dict[int, Pool] = {}
+_PLACES: list[Place] = []  # where processes are started; none: here
 TIMEOUT = 300.0  # seconds without an answer after which the processes are given up
 
 
@@ -51,7 +54,7 @@ def _work(rank: int, world: int, store: str, pipe: Connection) -> None:
 class Pool:
     """Processes of one gloo group."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, place: Place | None = None) -> None:
         self.world = world
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
@@ -60,7 +63,8 @@ class Pool:
         for rank in range(world):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(rank, world, f"{self.folder}/store", theirs), daemon=True)
-            process.start()
+            with place(rank, world) if place else nullcontext():
+                process.start()
             self.pipes.append(ours)
             self.processes.append(process)
 
@@ -101,8 +105,20 @@ class Pool:
 def pool(world: int) -> Pool:
     """The processes for this world size, started if there are none."""
     if world not in _POOLS:
-        _POOLS[world] = Pool(world)
+        _POOLS[world] = Pool(world, _PLACES[-1] if _PLACES else None)
     return _POOLS[world]
+
+
+@contextmanager
+def placed(place: Place) -> Iterator[None]:
+    """Pools that are started meanwhile have their processes there, rank by rank; they are stopped afterwards."""
+    stop_pools()
+    _PLACES.append(place)
+    try:
+        yield
+    finally:
+        stop_pools()
+        _PLACES.pop()
 
 
 @atexit.register

@@ -28,6 +28,7 @@ GRACE_S = 0.5  # after a first failure, for the others to tell theirs: the earli
 TAIL = 4000  # characters of a worker's output that an error shows
 
 Progress = Callable[[str, float], None]
+Place = Callable[[int, int], contextlib.AbstractContextManager[None]]  # (rank, of so many) → where it is started
 
 
 def run_workers(
@@ -38,8 +39,9 @@ def run_workers(
     timeout_s: float,
     threads: int = 1,
     progress: Progress | None = None,
+    place: Place | None = None,
 ) -> list[Any]:
-    """Run `count` workers of a module and return what each left, by rank.
+    """Run `count` workers of a module and return what each left, by rank. Each is started inside its `place`.
 
     Raises RunError with the traceback of the worker that failed first, or says which one was killed or hung. No
     worker outlives this call.
@@ -49,7 +51,8 @@ def run_workers(
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(count):
-            workers.append(_start(module, rank, count, folder, threads))
+            with place(rank, count) if place else contextlib.nullcontext():
+                workers.append(_start(module, rank, count, folder, threads))
         _watch(workers, folder, timeout_s, progress)
         return [json.loads((folder / f"result-{rank}.json").read_text(encoding="utf-8")) for rank in range(count)]
     finally:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from trainplan.cluster import catalogue
 from trainplan.cluster.cluster import Cluster, Device, Link, Node, Pair
 from trainplan.cluster.probe import fit, machine
-from trainplan.cluster.probe.launch import run_workers
+from trainplan.cluster.probe.launch import Place, run_workers
 from trainplan.errors import InputError, TrainplanError
 from trainplan.units import gib, percent
 
@@ -40,13 +40,16 @@ def probe(
     cache: bool = True,
     progress: Progress | None = None,
     timeout_s: float | None = None,
+    place: Place | None = None,
 ) -> Cluster:
     """Measure this machine with so many workers: by default one for each core, or for each GPU.
 
     `backend` is gloo, or nccl where every worker has a GPU of its own. With `quick` fewer sizes and rounds are
     measured. A machine that was probed before with the same versions is not measured again unless `refresh`; `cache`
-    off neither looks nor remembers. `progress` is told what was done, and what share of it all that is.
+    off neither looks nor remembers. `progress` is told what was done, and what share of it all that is. Workers are
+    started inside their `place`, if that is given; then nothing is remembered.
     """
+    cache = cache and place is None
     count, backend = _checked(workers, device, backend, threads)
     name = "local" if workers is None else f"{count}xlocal"
     path = _path(count, device, backend, threads, quick)
@@ -68,8 +71,9 @@ def probe(
     limit = timeout_s or 90 + 10 * count
     load, in_use = machine.Load(), machine.gpu_memory_in_use() if device == "cuda" else {}
     results = run_workers(
-        "trainplan.cluster.probe.worker", count, settings, timeout_s=limit, threads=threads, progress=progress
-    )
+        "trainplan.cluster.probe.worker", count, settings, timeout_s=limit, threads=threads, progress=progress,
+        place=place,
+    )  # fmt: skip
     found = _cluster(name, results, settings, load.of_others(), in_use)
     if cache:
         found.save(path)

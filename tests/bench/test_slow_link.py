@@ -1,0 +1,61 @@
+"""The link between two network namespaces has the rate and the delay that were asked for."""
+
+import subprocess
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainplan.bench.pool import placed, pool
+from trainplan.bench.slow_link import missing, slow_link
+from trainplan.errors import RunError
+
+RATE = 25e6  # bytes a second
+MIB = 2**20
+WHY_NOT = missing(0.01)
+
+needs_root = pytest.mark.skipif(bool(WHY_NOT), reason=f"no slow link here: {WHY_NOT}")
+
+
+def there_and_back(rank: int, world: int, size: int, repeats: int = 3) -> list[float]:
+    """Seconds of two messages, one each way."""
+    tensor, found = torch.zeros(size, dtype=torch.uint8), []
+    dist.barrier()
+    for _ in range(repeats):
+        started = time.perf_counter()
+        for sender in range(world):
+            if sender == rank:
+                dist.send(tensor, 1 - rank)
+            else:
+                dist.recv(tensor, 1 - rank)
+        found.append(time.perf_counter() - started)
+    return found
+
+
+@needs_root
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+def test_messages_take_as_long_as_the_link_says(delay: float) -> None:
+    with slow_link(RATE, delay) as link, placed(link.place):
+        short = min(pool(2).run(there_and_back, 1)[0])
+        before = [link.bytes_sent(side) for side in range(2)]
+        long = min(pool(2).run(there_and_back, 2 * MIB)[0])
+        sent = [link.bytes_sent(side) - b for side, b in enumerate(before)]
+    assert 2 * delay < short < 2 * delay + 0.02
+    ideal = 2 * (delay + 2 * MIB / RATE)
+    assert 0.9 * ideal < long < 1.5 * ideal  # (a token bucket lets the first 128 KiB pass)
+    assert sent == pytest.approx([3 * 2 * MIB] * 2, rel=0.05)  # and the headers
+
+
+@needs_root
+def test_nothing_is_left_behind() -> None:
+    with pytest.raises(ZeroDivisionError), slow_link(RATE, 0.01) as link:
+        raise ZeroDivisionError
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not any(space.name in listed for space in link.spaces)
+
+
+def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(RunError, match="needs root"), slow_link(RATE):
+        pass
