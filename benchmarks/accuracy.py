@@ -2,9 +2,11 @@
 
     python benchmarks/accuracy.py --ranks 2 --steps 5 --rounds 4 --out benchmarks/data/accuracy-here.json
     python benchmarks/accuracy.py --orders 4 --slices 4 --out benchmarks/data/orders-gpu.json
+    python benchmarks/accuracy.py --plans dp=2 --link 1Gbit/s --delay 1ms --out benchmarks/data/slow-link.json
 
 `--slices` cuts one GPU into so many equal parts with NVIDIA's Multi-Process Service (it is started here, which needs
-root, and stopped at the end): every process, also the one that the profile is measured in, has one of them.
+root, and stopped at the end): every process, also the one that the profile is measured in, has one of them. `--link`
+puts the ranks into two network namespaces with a slow link between them (needs root, too).
 
 All plans of a workload are run in rounds, one after the other, so that a slow minute of the machine is not one plan's.
 The rows are written after every round. Workloads that are in the file with all of their rounds are not measured again,
@@ -19,18 +21,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 
 from trainplan import files
 from trainplan.bench.accuracy import Compared, Row, orders, suite
-from trainplan.bench.pool import stop_pools
+from trainplan.bench.pool import placed, stop_pools
+from trainplan.bench.slow_link import SlowLink, slow_link
 from trainplan.cluster.probe.probe import probe
 from trainplan.cluster.yaml_write import save_yaml
 from trainplan.profile import machine
 from trainplan.profile.measure import measure
+from trainplan.units import parse_rate, parse_seconds
 from trainplan.workload.load import load
 
 WORKLOADS = {
@@ -50,6 +54,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--orders", type=int, nargs="*", default=[], help="ranks for every order of work, instead")
+    parser.add_argument("--plans", nargs="+", default=[], help="these plans, on the largest of --ranks, instead")
+    parser.add_argument("--link", type=parse_rate, help="between two halves of the ranks, such as 1Gbit/s")
+    parser.add_argument("--delay", type=parse_seconds, default=0.0, help="of that link, one way, such as 1ms")
     parser.add_argument("--slices", type=int, default=0, help="of the GPU, a process each; 0: CPU cores")
     parser.add_argument("--steps", type=int, default=5, help="of a plan in a round")
     parser.add_argument("--rounds", type=int, default=4)
@@ -59,8 +66,13 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the profiles and the cluster")
     parser.add_argument("--until", type=float, default=0.0, help="start no further round after so many seconds")
     options = parser.parse_args()
-    with sliced(options.slices) if options.slices else nullcontext():
-        compare_all(options)
+    with ExitStack() as stack:
+        if options.slices:
+            stack.enter_context(sliced(options.slices))
+        link = stack.enter_context(slow_link(options.link, options.delay)) if options.link else None
+        if link:
+            stack.enter_context(placed(link.place))
+        compare_all(options, link)
 
 
 @contextmanager
@@ -77,7 +89,7 @@ def sliced(slices: int) -> Iterator[None]:
             subprocess.run(["nvidia-cuda-mps-control"], input="quit -t 1\n", text=True, check=False)
 
 
-def compare_all(options: argparse.Namespace) -> None:
+def compare_all(options: argparse.Namespace, link: SlowLink | None) -> None:
     """Every workload under every plan."""
     started = time.monotonic()
     device = "cuda" if options.slices else "cpu"
@@ -88,8 +100,11 @@ def compare_all(options: argparse.Namespace) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {what}", file=sys.stderr, flush=True)
 
     here = machine.describe(torch.device(device)) + (f", {options.slices} slices" if options.slices else "")
-    lines = [line for ranks in options.orders for line in orders(ranks)] or suite(options.ranks)
-    cluster = probe(max(options.orders or options.ranks), device, refresh=True, progress=say)
+    if link:
+        here += f", two namespaces, {8 * link.rate / 1e9:g} Gbit/s, {1e3 * link.delay_s:g} ms late"
+    lines = [line for ranks in options.orders for line in orders(ranks)] or options.plans or suite(options.ranks)
+    ranks = max(options.orders or options.ranks)
+    cluster = probe(ranks, device, refresh=True, progress=say, place=link.place if link else None)
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
         save_yaml(cluster, options.keep / "cluster.yaml")

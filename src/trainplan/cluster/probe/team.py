@@ -47,6 +47,14 @@ class Team:
         dist.broadcast(box, src=0, group=self.control)
         return float(box)
 
+    def longest(self, value: float) -> float:
+        """The largest of all ranks' values, on every rank."""
+        if self.control is None:
+            return value
+        box = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(box, dist.ReduceOp.MAX, group=self.control)
+        return float(box)
+
 
 def levels(count: int) -> list[int]:
     """The numbers of workers to measure with: all when they are few, else doubling.
