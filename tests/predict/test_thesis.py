@@ -14,7 +14,7 @@ from trainplan.plan.placement import placement
 from trainplan.plan.plan import plan
 from trainplan.predict.clock import Played, bubble, play, seconds_by_kind
 from trainplan.predict.memory import in_flight
-from trainplan.predict.thesis import compute_seconds, exchange_seconds, link_seconds
+from trainplan.predict.thesis import compute_seconds, exchange_seconds, horovod_seconds, link_seconds
 from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.ops import COMPUTES, SENDS, Kind
@@ -312,3 +312,16 @@ def test_gpipe_is_as_fast_as_torchgpipe_says(workers, batch, micro, cuts, publis
     assert batch * RESNET101.sum() / found.makespan == pytest.approx(published, rel=0.1)
     by_equation = 1 / compute_seconds(1.0, workers, micro)
     assert by_equation > 1.17 * published
+
+
+# -- equation 5.1 -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.system("horovod", "P")
+def test_horovod_by_equation_5_1() -> None:
+    fast, slow = (10e-6, 10e9), (20e-6, 5e9)
+    assert horovod_seconds(1.2, 102e6, [fast, slow, fast, fast]) == pytest.approx(0.31932)
+    assert horovod_seconds(1.2, 44.6e6, [fast] * 4) == pytest.approx(0.30675)
+    assert horovod_seconds(1.2, 44.6e6, [fast]) == 1.2  # alone there is nothing to exchange
+    with pytest.raises(InputError, match="as many links as workers"):
+        horovod_seconds(1.2, 44.6e6, [])

@@ -1,7 +1,15 @@
-"""The thesis's own equations for torchgpipe, as published (Jansen 2020, equations 6.1 and 6.2).
+"""The thesis's own equations for Horovod and torchgpipe, as published (Jansen 2020, equations 5.1, 6.1 and 6.2).
 
-It found that torchgpipe computes and exchanges in turn, all workers in lockstep, and that nothing overlaps; so a batch
-takes the sum of both:
+Of Horovod it assumes that all but the last of the fused sums is hidden behind the backward pass, and that the ring goes
+at the pace of its slowest link:
+
+    5.1   T = T_seq / W + 2 · (W − 1) · max_i (L_i + min(G, th) / (W · BW_i))
+
+with the seconds T_seq that one device needs for the whole batch, G bytes of gradients, the fusion threshold th, and the
+latency L_i and rate BW_i of the link behind each worker, the last one's back to the first among them.
+
+Of torchgpipe it found that it computes and exchanges in turn, all workers in lockstep, and that nothing overlaps; so a
+batch takes the sum of both:
 
     6.1   T_comp = T_seq · (W + m − 1) / (W · m)
     6.2   T_comm = 2 · [ Σ_{i=1}^{W−2} max_{j≤i} c_j + (m − (W − 2)) · max_j c_j + Σ_{i=2}^{W−1} max_{j≥i} c_j ]
@@ -24,6 +32,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainplan.errors import InputError
+
+
+def horovod_seconds(
+    whole: float, gradients: float, links: Sequence[tuple[float, float]], threshold: float = 64e6
+) -> float:  # fmt: skip
+    """Equation 5.1: seconds of a step. `links`: (latency, rate) of the link behind each worker of the ring.
+
+    >>> slow, fast = (20e-6, 5e9), (10e-6, 10e9)
+    >>> [round(horovod_seconds(1.2, *case), 5) for case in ((102e6, [fast, fast, slow, fast]), (44.6e6, [fast] * 4))]
+    [0.31932, 0.30675]
+    """
+    workers = len(links)
+    if workers < 1:
+        raise InputError("equation 5.1 without links", "a ring has as many links as workers", "one for each worker")
+    if workers == 1:
+        return whole
+    piece = min(gradients, threshold) / workers
+    return whole / workers + 2 * (workers - 1) * max(latency + piece / rate for latency, rate in links)
 
 
 def compute_seconds(whole: float, workers: int, micro_batches: int) -> float:

@@ -1,0 +1,157 @@
+"""What is exchanged when, where that is decided while running: Horovod's fusion, and slices by priority.
+
+Gradients become *parts*: whole ones (Horovod), or slices of them (P3, ByteScheduler, PACE). A part is ready on a rank
+when the backward pass there has completed it. In every *round* the ranks tell each other what is ready (and, where
+several parts may be on their way at once, what has arrived) in one small sum of bits; what is ready on all of them they
+know then, all alike, and a pure function of that says what goes: `choose`. So nobody has to be asked, and since a rank
+goes on to a round whenever anything of its own is left to send, and everything becomes ready sooner or later, nobody
+waits for ever.
+
+The rounds of a step are its *agenda*. The clock makes one by playing the rounds (`predict/rounds.py`), the engine by
+living through them (`engine/exchange.py`), with the same `choose`; an agenda can be lowered to a program, and replayed.
+
+>>> rule = Rule(sizes=(8, 8, 2), first_use=(2, 1, 0), credit=1)      # three slices, of the last layer first
+>>> choose(rule, {0, 1}, flying=())                                  # the better one of those that are ready
+((1,),)
+>>> choose(Rule(sizes=(8, 8, 2), threshold=10), {0, 1, 2}, flying=())
+((0,), (1, 2))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from trainplan.errors import InputError
+
+Buffer = tuple[int, ...]  # parts that travel together
+Agenda = tuple[tuple[Buffer, ...], ...]  # of one step: for every round what goes, in that order
+
+STATUS_BITS = 3  # that Horovod's ranks tell each other besides what is ready
+GRANULARITY = 512  # bytes: Horovod's threshold is a multiple of so many for each rank of a node
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a decision follows from, but for the moment: known to all ranks from the start."""
+
+    sizes: tuple[int, ...]  # bytes of every part, in the order in which they become ready
+    first_use: tuple[int, ...] = ()  # the block of the next forward pass that needs each first: the lower, the sooner
+    types: tuple[str, ...] = ()  # of each; only the same travel together
+    threshold: int | None = None  # bytes that are put together at most; None: nothing is, and priorities decide
+    cycle: float = 0.0  # seconds from round to round at least
+    credit: int = 1  # bytes on their way: as long as some are left, one more part goes
+
+    @property
+    def fuses(self) -> bool:
+        return self.threshold is not None
+
+    @property
+    def bits_bytes(self) -> int:
+        """Bytes of the sum of bits of a round: whole words of 64 bits, for what is ready and what has arrived.
+
+        >>> Rule((4,) * 61, threshold=0).bits_bytes, Rule((4,) * 62, threshold=0).bits_bytes
+        (8, 16)
+        """
+        told = len(self.sizes) * (1 if self.fuses else 2)
+        return -(-(STATUS_BITS + told) // 64) * 8
+
+
+def fuse(parts: Sequence[int], sizes: Sequence[int], threshold: int, types: Sequence[str] = ()) -> tuple[Buffer, ...]:
+    """Horovod's fusion: from the first on, as long as the next of the same type fits; what does not match is set aside
+    for a while, until that is too much as well. A part above the threshold goes alone.
+
+    >>> fuse(range(4), [50, 20, 10, 30], 64)
+    ((0,), (1, 2, 3))
+    >>> fuse(range(7), [20, 8, 10, 8, 30, 70, 1], 64, "fhfhfff")
+    ((0, 2, 4), (1, 3), (5,), (6,))
+    """
+    left, found = list(parts), []
+    while left:
+        head, rest = left[0], left[1:]
+        buffer, size, skipped, aside = [head], sizes[head], 0, list[int]()
+        while rest:
+            part = rest[0]
+            if size + sizes[part] <= threshold and (not types or types[part] == types[head]):
+                buffer.append(part)
+                size += sizes[part]
+            else:
+                skipped += sizes[part]
+                if size + skipped > threshold:
+                    break
+                aside.append(part)
+            rest.pop(0)
+        found.append(tuple(buffer))
+        left = aside + rest
+    return tuple(found)
+
+
+def choose(rule: Rule, ready: Collection[int], flying: Collection[int]) -> tuple[Buffer, ...]:
+    """What goes now: of the parts that are ready on all ranks and have not gone yet, while others are on their way.
+
+    With credits a part goes as long as *any* credit is left, which may be less than its size: so one always goes, and
+    credit 1 means one at a time.
+
+    >>> rule = Rule(sizes=(4, 4, 4, 4), first_use=(1, 1, 0, 0), credit=6)
+    >>> choose(rule, {0, 1, 2}, flying=()), choose(rule, {0, 1}, flying={2}), choose(rule, {0}, flying={1, 2})
+    (((2,), (0,)), ((0,),), ())
+    """
+    if rule.threshold is not None:
+        return fuse(sorted(ready), rule.sizes, rule.threshold, rule.types)
+    credit = rule.credit - sum(rule.sizes[part] for part in flying)
+    chosen = []
+    for part in sorted(ready, key=lambda part: (rule.first_use[part], part)):
+        if credit <= 0:
+            break
+        chosen.append((part,))
+        credit -= rule.sizes[part]
+    return tuple(chosen)
+
+
+def landed_first(rule: Rule, agenda: Agenda) -> list[int]:
+    """For every round how many of the buffers before it must have arrived before it can send anything. (They arrive in
+    the order in which they went.)
+
+    >>> rule = Rule(sizes=(4, 4, 4, 4), first_use=(1, 1, 0, 0), credit=6)
+    >>> landed_first(rule, (((2,), (0,)), ((1,),), ((3,),)))
+    [0, 1, 2]
+    """
+    gone: list[int] = []  # bytes of every buffer that has gone
+    found: list[int] = []
+    for buffers in agenda:
+        flying, landed = sum(gone), 0
+        limit = rule.credit if not rule.fuses else 1
+        while landed < len(gone) and (flying >= limit if buffers else False):
+            flying -= gone[landed]
+            landed += 1
+        found.append(max(landed, found[-1] if found else 0))
+        gone += [sum(rule.sizes[part] for part in buffer) for buffer in buffers]
+    return found
+
+
+def in_turn(rule: Rule) -> Agenda:
+    """The agenda of ranks that are never ahead of their exchange: every part goes alone, as it becomes ready.
+
+    >>> in_turn(Rule(sizes=(4, 4), threshold=64))
+    (((0,),), ((1,),))
+    """
+    return tuple(((part,),) for part in range(len(rule.sizes)))
+
+
+def check_agenda(rule: Rule, agenda: Agenda) -> Agenda:
+    """The agenda itself, if every part goes exactly once."""
+    gone = sorted(part for buffers in agenda for buffer in buffers for part in buffer)
+    if gone != list(range(len(rule.sizes))):
+        why = f"it sends {len(gone)} parts, {len(set(gone))} of them different, and a step has {len(rule.sizes)}"
+        raise InputError("an agenda to be replayed", why, "the agenda of a step of the same plan and model")
+    return agenda
+
+
+def whole_threshold(threshold: int, local: int) -> int:
+    """Horovod's threshold as it is used on nodes with so many ranks: rounded up.
+
+    >>> whole_threshold(1_000_000, local=4)
+    1001472
+    """
+    unit = GRANULARITY * local
+    return -(-threshold // unit) * unit

@@ -1,0 +1,70 @@
+"""What goes when: the worked lists of Horovod's fusion, credits, and that every part goes once."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainplan.errors import InputError
+from trainplan.program.agenda import Rule, check_agenda, choose, fuse, in_turn, landed_first, whole_threshold
+
+MB = 10**6
+
+
+def test_a_gradient_that_does_not_fit_ends_the_buffer() -> None:
+    assert fuse(range(4), [50, 20, 10, 30], 64) == ((0,), (1, 2, 3))
+
+
+def test_other_types_are_set_aside_and_come_next() -> None:
+    assert fuse(range(7), [20, 8, 10, 8, 30, 70, 1], 64, "fhfhfff") == ((0, 2, 4), (1, 3), (5,), (6,))
+
+
+def test_threshold_nought_fuses_nothing() -> None:
+    assert fuse(range(3), [5, 5, 5], 0) == ((0,), (1,), (2,))
+
+
+def test_the_threshold_is_a_multiple_of_512_bytes_for_each_rank_of_a_node() -> None:
+    assert whole_threshold(MB, 4) == 1_001_472
+    assert whole_threshold(64 * 2**20, 8) == 64 * 2**20
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(0, 120))
+def test_with_one_type_fusion_is_greedy(sizes: list[int], threshold: int) -> None:
+    greedy: list[list[int]] = []
+    for part, size in enumerate(sizes):
+        if greedy and sum(sizes[p] for p in greedy[-1]) + size <= threshold:
+            greedy[-1].append(part)
+        else:
+            greedy.append([part])
+    assert fuse(range(len(sizes)), sizes, threshold) == tuple(map(tuple, greedy))
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.sampled_from("fh")), min_size=1, max_size=12), st.integers(0, 90))
+def test_fusion_sends_everything_once_and_keeps_types_apart(parts: list[tuple[int, str]], threshold: int) -> None:
+    sizes, types = [size for size, _ in parts], [kind for _, kind in parts]
+    found = fuse(range(len(parts)), sizes, threshold, types)
+    assert sorted(part for buffer in found for part in buffer) == list(range(len(parts)))
+    for buffer in found:
+        assert len({types[part] for part in buffer}) == 1
+        assert len(buffer) == 1 or sum(sizes[part] for part in buffer) <= threshold
+
+
+def test_a_part_goes_as_long_as_any_credit_is_left() -> None:
+    """ByteScheduler's credit may become negative; BytePS's would not."""
+    rule = Rule(sizes=(10, 10, 10, 10), first_use=(3, 2, 1, 0), credit=15)
+    assert choose(rule, {0, 1, 2, 3}, flying=()) == ((3,), (2,))  # 15, then 5, then −5
+    assert choose(rule, {0, 1}, flying={3, 2}) == ()
+    assert choose(rule, {0, 1}, flying={2}) == ((1,),)
+
+
+def test_a_round_waits_for_the_arrivals_that_give_it_credit() -> None:
+    rule = Rule(sizes=(10,) * 4, first_use=(3, 2, 1, 0), credit=15)
+    assert landed_first(rule, (((3,), (2,)), ((1,),), ((0,),))) == [0, 1, 2]
+    assert landed_first(Rule(sizes=(10,) * 4, first_use=(0,) * 4), in_turn(rule)) == [0, 1, 2, 3]  # one at a time
+
+
+def test_an_agenda_that_leaves_a_part_out_is_refused() -> None:
+    rule = Rule(sizes=(4, 4, 4), threshold=64)
+    assert check_agenda(rule, (((0, 1),), (), ((2,),)))
+    for wrong in ((((0, 1),),), (((0, 1), (1, 2)),)):
+        with pytest.raises(InputError, match="a step has 3"):
+            check_agenda(rule, wrong)
