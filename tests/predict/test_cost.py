@@ -135,7 +135,7 @@ def test_a_cpu_prepares_and_computes_one_after_the_other() -> None:
 
 def test_a_backward_pass_in_pieces_is_dispatched_once() -> None:
     program = lower(plan(dp=2, bucket=1000, blocks=4), chain(4), 2)
-    run, issue = costs(program, Setting(chain(4), cluster(dispatch_s=0.5, backend="nccl"), 1))
+    run, issue = costs(program, Setting(chain(4), cluster(dispatch_s=0.5, backend="nccl")))
     backward = program.kind == Kind.B
     assert run[backward].sum() == 2 * 8.0
     assert issue[backward].sum() == 2 * 0.5
@@ -169,7 +169,7 @@ def over_gradients(**choices) -> tuple[list[int], int]:
     chosen = plan(**{"blocks": 2, "bucket": 10**9, **choices})
     profile = replace(chain(2), blocks=tuple(replace(block, accumulate_s=0.25) for block in chain(2).blocks))
     program = lower(chosen, profile, chosen.dp * chosen.micro)
-    run, _ = costs(program, Setting(profile, cluster(), 1))
+    run, _ = costs(program, Setting(profile, cluster()))
     mine = program.lists.row(0)
     passes = mine[(program.kind[mine] == Kind.B) & (program.stage[mine] == 0)]
     extra = [round(float(run[op] - program.classes[program.cost[op]].last * 2 + 0.0) / 0.5) for op in passes]

@@ -52,7 +52,7 @@ def test_one_replica_stands_for_all(case: Case, slowdown: Slowdown, whole: bool,
     for fold in (False, True):
         program = lower(case.plan, case.profile, batch, case.backend, steps=2, fold=fold)
         flows = flows_of(program, case.plan, where)
-        played = play(program, *costs(program, Setting(case.profile, where, 1)), slowdown, flows=flows)
+        played = play(program, *costs(program, Setting(case.profile, where)), slowdown, flows=flows)
         found[fold] = (step_seconds(played), played.makespan, peaks(played))
     (step, makespan, all_peaks), (folded_step, folded_makespan, folded_peaks) = found[False], found[True]
     assert folded_step == pytest.approx(step)

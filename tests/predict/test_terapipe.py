@@ -51,7 +51,7 @@ def sliced(stages: int, slices: tuple[int, ...], micro: int = 1) -> Plan:
 
 def played(profile: Profile, choices: Plan) -> Played:
     program = check(lower(choices, profile, choices.micro))
-    run, _ = costs(program, Setting(profile, cluster(choices.pp), 1))
+    run, _ = costs(program, Setting(profile, cluster(choices.pp)))
     return play(program, np.where(np.isin(program.kind, COMPUTES), run, 0.0))
 
 

@@ -27,14 +27,14 @@ class Setting:
 
     profile: Profile
     cluster: Cluster
-    busy: int  # ranks of a node that compute at the same time
     speeds: tuple[float, ...] = ()  # of the device of every rank; none: all as in the profile
+    # How many times as long every rank computes because others of its node do too (`contention.py`); none: as if alone.
+    contention: tuple[float, ...] = ()
 
     def slower(self, rank: int) -> float:
         """How much longer compute takes than in the profile: the other devices of the node compute too, and this one
         may be of another kind."""
-        table = self.cluster.contention
-        contention = table[min(self.busy, len(table)) - 1] if table else 1.0
+        contention = self.contention[rank] if self.contention else 1.0
         return contention / self.speeds[rank] if self.speeds else contention
 
 

@@ -15,7 +15,9 @@ from trainplan.plan.plan import Plan
 from trainplan.predict.accuracy import Accuracy, known_error
 from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
+from trainplan.predict.contention import alike, contention
 from trainplan.predict.cost import Setting, costs
+from trainplan.predict.flows import Flows
 from trainplan.predict.memory import Peak, peaks
 from trainplan.predict.speeds import speeds
 from trainplan.predict.utilisation import utilisation
@@ -24,8 +26,9 @@ from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.lower.edges import edges
 from trainplan.program.ops import SPECS, Kind, Lane
+from trainplan.program.program import Program
 from trainplan.program.timeline import Timeline
-from trainplan.program.wiring import wire
+from trainplan.program.wiring import Wiring, wire
 
 # Kept free on every device: allocator rounding and fragmentation, which the program does not see.
 MEMORY_MARGIN = 0.06
@@ -90,13 +93,14 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     if plan.world > cluster.world:
         why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
         raise PlanError(f"plan {plan_text.brief(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
-    fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster, profile)
+    fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster, profile) and alike(plan, cluster, batch)
     program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold)
     wiring = wire(program)
     check(program, wiring)
-    setting = Setting(profile, cluster, busy_ranks(plan, cluster), pace)
+    flows = flows_of(program, plan, cluster)
+    setting = _beside_others(plan, program, Setting(profile, cluster, pace), wiring, flows)
     run, issue = costs(program, setting)
-    played = play(program, run, issue, cluster.slowdown, wiring, flows_of(program, plan, cluster))
+    played = play(program, run, issue, cluster.slowdown, wiring, flows)
     step_s = step_seconds(played)
     free = run.copy()
     lanes = np.array([SPECS[kind].lane for kind in Kind])
@@ -127,6 +131,22 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
         seconds_by_kind=_by_kind(played), device=profile.device, batch=batch,
         peaks=tuple(found), played=played if keep else None,
     )  # fmt: skip
+
+
+def _beside_others(plan: Plan, program: Program, alone: Setting, wiring: Wiring, flows: Flows | None) -> Setting:
+    """The setting of a program whose ranks slow each other down, from that in which nobody is in anybody's way."""
+    cluster = alone.cluster
+    if not cluster.contention:
+        return alone
+    fold = program.replicas > 1
+    company = contention(plan, cluster, fold)
+    slowed = company.known()
+    if slowed is None:
+        played = play(program, *costs(program, alone), cluster.slowdown, wiring, flows)
+        slowed = company.found(played, step_seconds(played))
+    by_rank = np.ones(cluster.world)
+    by_rank[list(plan.ranks(0) if fold else range(plan.world))] = slowed
+    return replace(alone, contention=tuple(by_rank.tolist()))
 
 
 def step_seconds(played: Played) -> float:
@@ -179,16 +199,6 @@ def _meet_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
             if len({tuple((card % 2, crowd) for card, crowd in cards) for cards in crowds}) > 1:
                 return False
     return True
-
-
-def busy_ranks(plan: Plan, cluster: Cluster) -> int:
-    """Ranks of one node that compute at once: all of a node's, but with the naive order one a replica."""
-    if plan.schedule == "naive":
-        active = {plan.rank(replica, 0) for replica in range(plan.dp)}
-    else:
-        active = {rank for pipeline in plan.placement for stage in pipeline for rank in stage}
-    nodes = [cluster.node_of(rank) for rank in active]
-    return max(nodes.count(node) for node in set(nodes))
 
 
 def _by_kind(played: Played) -> dict[str, float]:

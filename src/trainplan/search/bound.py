@@ -23,7 +23,7 @@ from __future__ import annotations
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import SPLIT_BACKWARD, split
-from trainplan.predict.predict import busy_ranks
+from trainplan.predict.contention import Contention, at_least
 from trainplan.predict.speeds import speeds
 from trainplan.solve.least import Least
 from trainplan.solve.limits import usable
@@ -39,7 +39,8 @@ class Bounds:
         self.tables, self.cluster, self.batch = tables, cluster, batch
         self.limit = usable(cluster)
         self._slowest: dict[tuple[int, int, str], float] = {}
-        self._contention: dict[tuple[int, int, bool], float] = {}
+        self._company: dict[tuple[int, int], Contention] = {}
+        self._fastest = max(speeds(tables.profile, cluster))
         self._accumulate = sum(block.accumulate_s for block in tables.profile.blocks)
         self._update = tables.profile.update_s(0, len(tables.profile.blocks))
 
@@ -67,8 +68,7 @@ class Bounds:
         if sketch.pp == 1:
             return self.seconds(sketch)
         least = Least(sketch, self.cluster, self.batch, self.tables)
-        found = least(cuts(sketch, self.cluster, self.batch, self.tables, self.limit))
-        return found * self._slowed(sketch) * max(speeds(self.tables.profile, self.cluster))
+        return least(cuts(sketch, self.cluster, self.batch, self.tables, self.limit))
 
     def likely(self, sketch: Plan) -> float:
         """About what a step takes, with equal stages: no bound, but an order in which to look."""
@@ -77,7 +77,8 @@ class Bounds:
         idle = {"naive": (p - 1) * sketch.micro, "gems": (p - 1) * sketch.micro * 2 / 3}.get(sketch.schedule)
         if idle is None:
             idle = (p - 1) / sketch.chunks / (2 if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD else 1)
-        return (sketch.micro + idle) * through / p * self._slowed(sketch)
+        slowed = self._contention(sketch).about(sketch.micro / (sketch.micro + idle)) / self._fastest
+        return (sketch.micro + idle) * through / p * slowed
 
     def bytes(self, sketch: Plan) -> float:
         """The worst rank of any plan with this sketch needs at least as much."""
@@ -109,11 +110,11 @@ class Bounds:
         return self._slowest[key]
 
     def _slowed(self, sketch: Plan) -> float:
-        """How much longer compute takes because so many devices of a node compute at once."""
-        key = sketch.dp, sketch.pp, sketch.schedule == "naive"
-        if key not in self._contention:
-            table = self.cluster.contention
-            busy = busy_ranks(sketch, self.cluster) if table else 1
-            contention = table[min(busy, len(table)) - 1] if table else 1.0
-            self._contention[key] = contention / max(speeds(self.tables.profile, self.cluster))
-        return self._contention[key]
+        """How much longer compute takes at least: devices of a node compute at once, and may be of another kind."""
+        return self._contention(sketch).least / self._fastest
+
+    def _contention(self, sketch: Plan) -> Contention:
+        key = sketch.dp, sketch.pp
+        if key not in self._company:
+            self._company[key] = at_least(sketch, self.cluster, self.batch)
+        return self._company[key]

@@ -28,6 +28,7 @@ import numpy as np
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan, usual_placement
 from trainplan.plan.rules import SPLIT_BACKWARD, split
+from trainplan.predict.contention import at_least
 from trainplan.predict.speeds import speeds
 from trainplan.program.lower.backend import backend
 from trainplan.solve.partition.instance import Floats
@@ -37,12 +38,14 @@ _IN_TURN = ("gpipe", "looped", "1f1b", "1f1b-early", "interleaved")
 
 
 class Least:
-    """Least seconds of one plan by its cuts; contention among the devices of a node is left out."""
+    """Least seconds of one plan by its cuts."""
 
     def __init__(self, plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> None:
         self.plan, self.cluster, self.tables = plan, cluster, tables
         self.size = split(batch, plan.dp)[0] // plan.micro
         usual = plan.lines == 1 or plan.placement == usual_placement(plan)
+        # Compute takes longer beside others of the node; not so the host that issues it.
+        self.slowed = at_least(plan, cluster, batch).least if cluster.contention else 1.0
         self.known = usual and not plan.spread and not plan.order and not plan.slices
 
     def __call__(self, cuts: tuple[int, ...]) -> float:
@@ -105,16 +108,16 @@ class Least:
 
     def _pace(self, recompute: str) -> Floats:
         ranges = self.tables.at(self.size, recompute)
-        return (ranges.pace(True) if self._joint else ranges.seconds) / self._fastest
+        return (ranges.seconds * self.slowed + ranges.issue * self._joint) / self._fastest
 
     @cached_property
     def _forward(self) -> Floats:
         ranges = self.tables.at(self.size)
-        return (ranges.forward + ranges.forward_issue * self._joint) / self._fastest
+        return (ranges.forward * self.slowed + ranges.forward_issue * self._joint) / self._fastest
 
     @cached_property
     def _in_parts(self) -> Floats:
-        return self._forward + self.tables.at(self.size).backward_parts / self._fastest
+        return self._forward + self.tables.at(self.size).backward_parts * self.slowed / self._fastest
 
     @cached_property
     def _issue(self) -> Floats:
