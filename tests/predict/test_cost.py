@@ -10,7 +10,7 @@ from trainplan.cluster.cluster import Curve, Link, Pair
 from trainplan.plan.plan import plan
 from trainplan.predict import collectives
 from trainplan.predict.cost import Setting, costs
-from trainplan.predict.predict import busy_ranks, predict
+from trainplan.predict.predict import predict
 from trainplan.program.lower import lower
 from trainplan.program.ops import Kind
 
@@ -146,16 +146,6 @@ def test_passes_after_the_first_add_to_the_gradients() -> None:
     profile = replace(profile, blocks=tuple(replace(block, accumulate_s=0.25) for block in profile.blocks))
     found = predict(plan(micro=3, blocks=2), profile, cluster(devices=1))
     assert found.step_s == 3 * 6 + 2 * 2 * 0.25
-
-
-def test_devices_that_share_a_node_slow_each_other_down() -> None:
-    where = cluster(nodes=2, devices=4, rate=1e12, contention=(1.0, 1.5, 2.0))
-    for dp, factor in ((1, 1.0), (2, 1.5), (3, 2.0), (4, 2.0)):
-        assert predict(plan(dp=dp, blocks=2), chain(2), where).compute_s == pytest.approx(6 * factor)
-    pipeline = {"pp": 2, "stages": (1,), "blocks": 2, "micro": 4}
-    assert busy_ranks(plan(**pipeline, schedule="gpipe"), where) == 2
-    assert busy_ranks(plan(**pipeline, schedule="naive"), where) == 1  # one stage at a time
-    assert busy_ranks(plan(dp=2, **pipeline, schedule="naive"), where) == 2
 
 
 def test_more_bytes_are_not_faster() -> None:

@@ -1,6 +1,7 @@
 """What is recommended is the best there is, fits, and comes with reasons."""
 
 import itertools
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,6 +91,29 @@ def test_bounds_are_never_beaten(seed, four):
         assert bounds.when_cut(sketch) <= p.step_s * (1 + 1e-9), text(p.plan)
         close += bounds.when_cut(sketch) > 0.8 * p.step_s
     assert close > len(plans) / 2  # and they say something
+
+
+@pytest.mark.parametrize(("seed", "nodes", "batch"), [(1, 1, 16), (2, 2, 16), (3, 1, 15)])
+def test_bounds_are_never_beaten_beside_others(seed, nodes, batch):
+    """Any table of contention, also one that falls; and hosts, which are as fast beside others as alone."""
+    rng = random.Random(seed)
+    table = tuple(rng.uniform(1.0, 3.0) for _ in range(4))
+    there = replace(cluster(f"{nodes}x{4 // nodes}xTitanRTX"), contention=table if seed > 1 else tuple(sorted(table)))
+    profile = model(seed, blocks=6, in_parts=True)
+    rows = [
+        replace(b, forward_issue_s=tuple(rng.uniform(0, 2e-2) for _ in SIZES), backward_issue_s=b.forward_s)
+        for b in profile.blocks
+    ]
+    profile = replace(profile, blocks=tuple(rows))
+    tables = Tables(profile)
+    bounds, close = Bounds(tables, there, batch), 0
+    plans = rng.sample(list(sketches(6, there, batch, in_parts=True)), 25)
+    for sketch in plans:
+        p = draft(sketch, there, batch, tables)
+        assert bounds.seconds(sketch) <= p.step_s * (1 + 1e-9), text(p.plan)
+        assert bounds.when_cut(sketch) <= p.step_s * (1 + 1e-9), text(p.plan)
+        close += bounds.when_cut(sketch) > 0.5 * p.step_s
+    assert close > len(plans) / 3
 
 
 def test_ranked_by_time_without_duplicates(four):

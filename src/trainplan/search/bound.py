@@ -12,8 +12,9 @@ all stages, and M seconds through the slowest stage of the best partition there 
 
 For 1f1b: stage s cannot start before the stages ahead of it, nor end later than they need to finish, so
 V ≥ T_before(s) + m t(s) for every s; the t(s) that meet all of these with equality add up to V (1 - (1 - 1/m)^p).
-Where stages recompute, M counts the second forward and T does not: a stage may do it while it waits. Communication
-only adds. Bytes have a bound too: states and activations of all stages, shared out evenly.
+Where stages recompute, M counts the second forward and T does not: a stage may do it while it waits. All of it takes
+longer where devices of a node compute at once: how many at least is known before (`predict/contention.py`).
+Communication only adds. Bytes have a bound too: states and activations of all stages, shared out evenly.
 
 Cutting is quick, beside simulating; so what these leave is cut, and `solve/least.py` says what it takes at least then.
 """
