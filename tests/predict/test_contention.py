@@ -19,7 +19,7 @@ from trainplan.program.lower import lower
 from trainplan.program.ops import COMPUTES
 from trainplan.program.program import are
 
-PROBED = (1.0, 1.05, 1.1, 1.13)  # four slices of a GPU
+TABLE = (1.0, 1.05, 1.1, 1.13)  # ends as that of four slices of a GPU does
 ORDERS = [
     ("naive", 1), ("gpipe", 1), ("lockstep", 1), ("1f1b", 1), ("looped", 2), ("interleaved", 2), ("zb-h1", 1),
     ("zb-h2", 1), ("zb-v", 2), ("gems", 1), ("chimera", 1),
@@ -129,9 +129,9 @@ def test_the_mean_over_the_time_in_which_a_rank_computes(schedule: str, chunks: 
 
 @pytest.mark.parametrize(("schedule", "chunks"), ORDERS)
 def test_a_third_time_changes_little(schedule: str, chunks: int) -> None:
-    """Less than 0.1 %, with what was probed of four slices of a GPU, messages and uneven stages."""
+    """Less than 0.1 %, with a table that ends as that of four slices of a GPU does, messages and uneven stages."""
     made, profile = cut(schedule, 4, chunks), uneven(4 * chunks)
-    where = cluster(devices=4, rate=200.0, contention=PROBED, backend="nccl")
+    where = cluster(devices=4, rate=200.0, contention=TABLE, backend="nccl")
     program = lower(made, profile, 8, "nccl", steps=2)
     slowed, times = (), []
     for _ in range(3):
@@ -140,7 +140,7 @@ def test_a_third_time_changes_little(schedule: str, chunks: int) -> None:
         slowed = tuple(contention(made, where, fold=False).found(played, times[-1]))
     assert predict(made, profile, where, 8).step_s == pytest.approx(times[1])
     assert times[2] == pytest.approx(times[1], rel=0.001)
-    assert times[0] < times[1] < times[0] * PROBED[-1] or schedule == "naive"
+    assert times[0] < times[1] < times[0] * TABLE[-1] or schedule == "naive"
 
 
 # -- replicas -------------------------------------------------------------------------------------------------------
@@ -184,10 +184,10 @@ def test_played_once_more_only_where_it_may_matter(monkeypatch: pytest.MonkeyPat
     once = 2  # and without communication
     pipelined = cut("gpipe", 4)
     assert count(pipelined, ()) == count(pipelined, (1.0, 1.0)) == count(pipelined, (1.5,)) == once
-    assert count(pipelined, PROBED) == once + 1
+    assert count(pipelined, TABLE) == once + 1
     assert count(pipelined, (1.0, 1.0, 1.0, 1.1)) == once + 1
-    assert count(pipelined, PROBED, nodes=4) == once
-    assert count(plan(blocks=4), PROBED) == count(plan(dp=4, micro=2, blocks=4), PROBED) == once
+    assert count(pipelined, TABLE, nodes=4) == once
+    assert count(plan(blocks=4), TABLE) == count(plan(dp=4, micro=2, blocks=4), TABLE) == once
     # A stage a node: its copies compute all at once.
-    assert count(cut("gpipe", 2, dp=2, blocks=4, stages=(2,)), PROBED, nodes=2) == once
-    assert count(cut("gpipe", 2, dp=2, blocks=4, stages=(2,)), PROBED) == once + 1
+    assert count(cut("gpipe", 2, dp=2, blocks=4, stages=(2,)), TABLE, nodes=2) == once
+    assert count(cut("gpipe", 2, dp=2, blocks=4, stages=(2,)), TABLE) == once + 1

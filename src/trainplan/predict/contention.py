@@ -9,8 +9,9 @@ the time in which it computes:
 
 Then it is played with that. (With a table that rises in a straight line, and for all ranks of a node together, this is
 the table at ∫ n² dt / ∫ n dt.) Playing it a third time would change little, since the ranks of a node that wait for
-each other are slowed down much alike: their bubbles grow as their work does. With what was probed on slices of a GPU
-(13 % among four) it is less than 0.1 % (`tests/predict/test_contention.py`), with a table that doubles up to 4 %.
+each other are slowed down much alike: their bubbles grow as their work does. With a table that ends at 1.13, as
+that of four slices of a GPU does, it is less than 0.1 % (`tests/predict/test_contention.py`), with one that doubles up
+to 4 %.
 
 Some of n is known before: a rank that stands for its copies in all replicas computes when they do, and no more ranks
 compute than there are. Where the table is the same from the one to the other, nothing need be played for it; and the
