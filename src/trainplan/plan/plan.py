@@ -88,6 +88,8 @@ class Request:
     order: tuple[str, ...] | None = None  # an order of work that is given: a line for every rank (see `order.py`)
     memory: int | None = None  # bytes that a rank may use; open: what the device has
     key: str = ""  # the named system that this began as
+    zero: int | None = None  # what replicas share out: 1 optimizer states, 2 gradients as well, 3 weights as well
+    shard: int | None = None  # over how many neighbouring replicas; open: over all of them
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,13 @@ class Plan:
     order: tuple[str, ...] = ()
     cut_by: str = field(default="", compare=False)  # which solver cut it, by what, and what else it said
     slices: tuple[int, ...] = ()  # tokens of each; none: sequences stay whole
+    zero: int = 0  # what replicas share out: 1 optimizer states, 2 gradients as well, 3 weights as well
+    shard: int = 0  # over how many neighbouring replicas; 0: over all of them
+
+    @property
+    def sharers(self) -> int:
+        """Replicas that share out what `zero` says."""
+        return self.shard or self.dp
 
     @property
     def depth(self) -> int:
@@ -189,6 +198,8 @@ def plan(
     spread: tuple[int, ...] = (),
     order: tuple[str, ...] = (),
     slices: tuple[int, ...] = (),
+    zero: int = 0,
+    shard: int = 0,
 ) -> Plan:
     """A plan with the usual choices where none is given.
 
@@ -200,7 +211,7 @@ def plan(
     return Plan(
         dp, pp, micro, schedule, tuple(stages), recompute, exchange, bucket, updates, precision, overlap, blocks,
         placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order)), key, chunks, pairs, tuple(spread),
-        tuple(order), slices=tuple(slices),
+        tuple(order), slices=tuple(slices), zero=zero, shard=0 if shard == dp else shard,
     )  # fmt: skip
 
 
@@ -222,6 +233,6 @@ def usual_placement(plan: Plan) -> Placement:
 
 def open_fields(request: Request) -> tuple[str, ...]:
     """The choices that a request leaves open."""
-    given = ("memory", "spread", "placement", "order", "partition")
+    given = ("memory", "spread", "placement", "order", "partition", "zero", "shard")
     choices = [f.name for f in fields(request) if f.name not in given]
     return tuple(name for name in choices if getattr(request, name) is None)

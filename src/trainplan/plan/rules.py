@@ -29,6 +29,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
         if getattr(plan, field) < 1:
             raise PlanError(asked, f"{field} counts from 1, and is {getattr(plan, field)}", f"{field}=1")
     check_order(plan, asked)
+    check_sharding(plan, asked)
     _placement(plan, asked)
     check_stages(plan, asked)
     _devices(plan, asked, world)
@@ -103,6 +104,35 @@ def check_order(plan: Plan, asked: str) -> None:
     if plan.micro < least:
         why = f"with {some(plan.micro, 'micro-batch')} some copy of a stage has no work"
         raise PlanError(asked, why, f"micro={least}")
+
+
+def check_sharding(plan: Plan, asked: str) -> None:
+    """Refused where replicas cannot share out their states as asked."""
+    zero, shard = plan.zero, plan.sharers
+    if not 0 <= zero <= 3:
+        raise PlanError(asked, f"zero is 0 (nothing is shared out), 1, 2 or 3, not {zero}", "zero=3")
+    if not zero:
+        if plan.shard:
+            raise PlanError(asked, f"shard={plan.shard} says over how many replicas, and zero what; there is none", "zero=3")
+        return
+    if plan.exchange != "all-reduce":
+        why = f"exchange={plan.exchange} sums whole gradients, and zero={zero} wants each rank to get its share of the sum"
+        raise PlanError(asked, why, f"zero={zero} without an exchange")
+    if plan.lines > 1:
+        what = "different numbers of ranks a stage" if plan.spread else "pipelines in two directions"
+        why = f"zero={zero} shares out the states of a stage among its replicas, one rank of each; {what} have several"
+        raise PlanError(asked, why, f"schedule=1f1b zero={zero}, or zero=0")
+    if plan.schedule in ("lockstep", SLICED):
+        raise PlanError(asked, f"schedule={plan.schedule} has no place for gathering weights in it", "schedule=1f1b")
+    if zero > 1 and splits_backward(plan):
+        why = f"zero={zero} sums gradients unit by unit as backward goes, and this order has them all at once, in its second part"
+        raise PlanError(asked, why, "zero=1, or schedule=1f1b")
+    if plan.dp == 1:
+        raise PlanError(asked, f"zero={zero} shares out among replicas, and there is one", "dp=2, or zero=0")
+    if shard == 1 or plan.dp % shard:
+        fits = [str(count) for count in range(2, plan.dp + 1) if plan.dp % count == 0]
+        why = f"{plan.dp} replicas cannot be put into groups of {shard}" if shard > 1 else "one replica alone has nothing to share out"
+        raise PlanError(asked, why, f"shard={' or '.join(fits)}")
 
 
 def check_sketch(plan: Plan, asked: str) -> None:

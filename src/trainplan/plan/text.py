@@ -38,13 +38,13 @@ from trainplan.units import GIB, KIB, MIB, parse_bytes, some
 _SIZES = ("bucket", "memory")
 _ORDER = (
     "dp", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement", "recompute",
-    "exchange", "bucket", "updates", "precision", "overlap", "memory",
+    "exchange", "zero", "shard", "bucket", "updates", "precision", "overlap", "memory",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {
     "dp": 1, "pp": 1, "chunks": 1, "pairs": 1, "micro": 1, "schedule": "naive", "slices": (), "stages": (),
     "recompute": "none", "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on",
-    "memory": None,
+    "memory": None, "zero": 0, "shard": 0,
 }  # fmt: skip
 
 
@@ -137,6 +137,10 @@ def _value(field: str, value: str, line: str) -> Any:
         return _numbers(value, asked, why, "slices=4 or slices=512,256,256")
     if not value.isdecimal():
         raise PlanError(asked, "a whole number was expected", f"{field}=2")
+    if field == "zero":
+        if int(value) > 3:
+            raise PlanError(asked, "zero is 0 (nothing is shared out), 1, 2 or 3", "zero=3")
+        return int(value)
     if int(value) < 1:
         raise PlanError(asked, f"{field} counts from 1", f"{field}=1")
     return int(value)

@@ -10,11 +10,12 @@ import numpy as np
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
-from trainplan.predict.collectives import Talk, all_reduce, cards_between, message
+from trainplan.predict.collectives import Talk, all_gather, all_reduce, cards_between, message, reduce_scatter
 from trainplan.predict.flows import Flows
-from trainplan.program.ops import COLLECTIVES, PER_REPLICA, SENDS, SPECS
+from trainplan.program.ops import COLLECTIVES, PER_REPLICA, SENDS, SHARED_OUT, SPECS, Kind
 from trainplan.program.program import CostClass, Program
 
+_COLLECTIVE = {Kind.SCATTER_GRAD: reduce_scatter, Kind.GATHER_F: all_gather, Kind.GATHER_B: all_gather}
 Shares = dict[int, float]  # card → share of its rate that is asked for
 _TALKS = frozenset((*SENDS, *COLLECTIVES))
 _NOTHING: tuple[float, Shares] = (0.0, {})
@@ -33,7 +34,8 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
             pipelines = [tuple(sorted({plan.rank(r, s) for s in range(plan.depth)})) for r in replicas]
             return [all_reduce(cluster, ranks, c.bytes) for ranks in (pipelines if len(replicas) > 1 else [c.members])]
         if SPECS[c.kind].collective:
-            return [all_reduce(cluster, c.members, c.bytes)]
+            how = _COLLECTIVE.get(c.kind, all_reduce)
+            return [how(cluster, members, c.bytes) for members in _beside(plan, program, c)]
         if len(replicas) == 1 or not cards_between(cluster, c.rank, c.peer):
             return [message(cluster, c.rank, c.peer, c.bytes)]
         here, there = stage[c.rank], stage[c.peer]
@@ -51,6 +53,20 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
     which = np.repeat(begin[cost] - start[:-1], count[cost]) + np.arange(start[-1])
     lead = np.array([seconds for seconds, _ in found])
     return Flows(start, items[which], share[which], lead[cost], 2 * len(cluster.nodes))
+
+
+def _beside(plan: Plan, program: Program, c: CostClass) -> list[tuple[int, ...]]:
+    """The members of a collective, and those of its like that other groups of replicas do at the same time, where these
+    are not played themselves."""
+    if program.replicas == 1 or not plan.shard:
+        return [c.members]
+    stage = next(s for s in range(plan.depth) if plan.rank(0, s) == c.rank)
+    ranks, size = [plan.rank(r, stage) for r in range(plan.dp)], plan.shard
+    if c.kind in SHARED_OUT:
+        return [tuple(ranks[first : first + size]) for first in range(0, plan.dp, size)]
+    if c.kind is Kind.REDUCE_GRAD and len(c.members) == plan.dp // size:
+        return [tuple(ranks[place::size]) for place in range(size)]
+    return [c.members]
 
 
 def shares_cards(cluster: Cluster) -> bool:

@@ -141,6 +141,45 @@ def _all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     return flat if tiered is None or flat.seconds <= tiered.seconds else tiered
 
 
+def all_gather(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
+    """Everybody's share of `size` bytes to everybody. In a ring that is the second half of a sum."""
+    return _half(all_reduce(cluster, members, size))
+
+
+def reduce_scatter(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
+    """Everybody's share of a sum of `size` bytes. In a ring that is the first half of a sum over all (NCCL).
+
+    gloo has no such thing: its reduce-scatter is a whole sum, of which it throws most away. The engine has everybody
+    send everybody else's share directly, and adds up what comes: as many bytes from each rank as in the ring, all at
+    once, but more of them from node to node.
+    """
+    if cluster.backend == "nccl" or len(members) == 1 or _curve(cluster, "all_reduce", len(members)) is not None:
+        return _half(all_reduce(cluster, members, size))
+    return direct(cluster, members, size / len(members))
+
+
+def direct(cluster: Cluster, members: tuple[int, ...], size: float) -> Talk:
+    """A message of that size from everybody to everybody else, all at once: each rank's own go out one after the other,
+    and what leaves a node shares its card."""
+    pairs = [(a, b) for a in members for b in members if a != b]
+    links = {pair: cluster.link(*pair) for pair in pairs}
+    latency = max(link.latency_s for link in links.values())
+    own = {rank: sum(size / links[rank, other].rate for other in members if other != rank) for rank in members}
+    busy = max(own.values())
+    through: dict[int, float] = {}  # seconds of each card
+    for a, b in pairs:
+        for card, rate in cards_between(cluster, a, b).items():
+            through[card] = through.get(card, 0.0) + size / rate
+    seconds = max(busy, *through.values()) if through else busy
+    if not through or not seconds:
+        return Talk(latency + seconds)
+    return Talk(latency, seconds, tuple((card, used / seconds) for card, used in sorted(through.items())))
+
+
+def _half(talk: Talk) -> Talk:
+    return Talk(talk.lead_s / 2, talk.bytes_s / 2, talk.cards)
+
+
 def barrier(cluster: Cluster, members: tuple[int, ...]) -> float:
     """Seconds from when the last member comes until all know.
 

@@ -99,6 +99,14 @@ def _all_reduce(c: CostClass, s: Setting) -> tuple[float, float]:
     return collectives.all_reduce(s.cluster, c.members, c.bytes).seconds, _start(c, s)
 
 
+def _gather(c: CostClass, s: Setting) -> tuple[float, float]:
+    return collectives.all_gather(s.cluster, c.members, c.bytes).seconds, _start(c, s)
+
+
+def _scatter(c: CostClass, s: Setting) -> tuple[float, float]:
+    return collectives.reduce_scatter(s.cluster, c.members, c.bytes).seconds, _start(c, s)
+
+
 def _barrier(c: CostClass, s: Setting) -> tuple[float, float]:
     return collectives.barrier(s.cluster, c.members), _start(c, s)
 
@@ -110,7 +118,7 @@ def _start(c: CostClass, s: Setting) -> float:
 
 
 def _step(c: CostClass, s: Setting) -> tuple[float, float]:
-    run = s.profile.update_s(c.first, c.last) + c.accumulate * EMPTYING * _accumulation(c, s)
+    run = s.profile.update_s(c.first, c.last) * (c.until - c.since) + c.accumulate * EMPTYING * _accumulation(c, s)
     issue = sum(block.update_issue_s for block in s.profile.blocks[c.first : c.last])
     return run * s.slower(c.rank), issue + s.cluster.dispatch_s
 
@@ -135,6 +143,9 @@ RULES: dict[Kind, Rule] = {
     Kind.NORM: _all_reduce,
     Kind.STEP: _step,
     Kind.BARRIER: _barrier,
+    Kind.SCATTER_GRAD: _scatter,
+    Kind.GATHER_F: _gather,
+    Kind.GATHER_B: _gather,
 }
 
 

@@ -184,7 +184,24 @@ def replicas_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
         places = [cluster.ranks[stage[0]] for pipeline in own for stage in pipeline]
         return tuple((names.setdefault(node, len(names)), device if paired else 0) for node, device in places)
 
+    if plan.shard and not _share_alike(plan, cluster):
+        return False
     return len({shape(replica) for replica in range(plan.dp)}) == 1 and _meet_alike(plan, cluster, profile)
+
+
+def _share_alike(plan: Plan, cluster: Cluster) -> bool:
+    """Whether all groups of replicas lie on the nodes in the same way, and so do those across them."""
+
+    def nodes(stage: int, replicas: range) -> tuple[int, ...]:
+        names: dict[int, int] = {}
+        ranks = (plan.rank(replica, stage) for replica in replicas)
+        return tuple(names.setdefault(cluster.node_of(rank), len(names)) for rank in ranks)
+
+    size, count = plan.shard, plan.dp // plan.shard
+    groups = [range(group * size, (group + 1) * size) for group in range(count)]
+    across = [range(place, plan.dp, size) for place in range(size)]
+    ways = [{nodes(stage, way) for way in each} for stage in range(plan.depth) for each in (groups, across)]
+    return all(len(found) == 1 for found in ways)
 
 
 def _meet_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:

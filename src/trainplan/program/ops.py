@@ -32,6 +32,9 @@ class Kind(IntEnum):
     SEND_W = 16  # weights from a server
     RECV_W = 17
     BARRIER = 18  # nobody goes on before all ranks of a replica have come
+    SCATTER_GRAD = 19  # sum of a unit's gradients over replicas that share it out: each gets its share of the sum
+    GATHER_F = 20  # weights of a unit from all who have a share of them, for forward
+    GATHER_B = 21  # the same once more, for backward
 
 
 class Lane(IntEnum):
@@ -93,9 +96,14 @@ SPECS: dict[Kind, Spec] = {
     Kind.SEND_W: Spec(Lane.LINK, "send weights", message=True, twin=Kind.RECV_W),
     Kind.RECV_W: Spec(Lane.LINK, "pull weights", message=True, twin=Kind.SEND_W),
     Kind.BARRIER: Spec(Lane.GROUP, "barrier", collective=True),
+    Kind.SCATTER_GRAD: Spec(Lane.GROUP, "scatter gradients", collective=True),
+    Kind.GATHER_F: Spec(Lane.GROUP, "gather weights", collective=True),
+    Kind.GATHER_B: Spec(Lane.GROUP, "gather weights again", collective=True),
 }
 SENDS = tuple(kind for kind in Kind if kind.name.startswith("SEND"))
 RECEIVES = tuple(kind for kind in Kind if kind.name.startswith("RECV"))
 COLLECTIVES = tuple(kind for kind in Kind if SPECS[kind].collective)
 PER_REPLICA = (Kind.NORM, Kind.BARRIER)  # collectives of the ranks of one replica; the others are of copies of a stage
+GATHERS = (Kind.GATHER_F, Kind.GATHER_B)
+SHARED_OUT = (Kind.SCATTER_GRAD, *GATHERS)  # collectives of replicas that share out a stage; others are of all copies
 COMPUTES = tuple(kind for kind in Kind if SPECS[kind].lane is Lane.COMPUTE)

@@ -23,7 +23,7 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     """Without recomputation."""
     layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds
     stages = layout.stages
-    forward, begin, final = found.ops(Kind.F, stages), found.backward(stages, False), found.backward(stages, True)
+    forward, begin, final = found.forward(stages), found.backward(stages, False), found.backward(stages, True)
     extra = found.by_size(lambda s, n: footprints(profile, n).forward_extra(*bounds[s]), len(stages))
     ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
     kept = found.by_size(lambda s, n: footprints(profile, n).kept(*bounds[s]), len(stages))
@@ -109,14 +109,15 @@ def _in_pieces(ledger: Ledger, found: Found, home: Ints, stage: int, forward: In
     Gives what is left at the worst moment of the last piece.
     """
     layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds[stage]
-    lowest = np.minimum.accumulate([bucket.block for bucket in layout.buckets[stage]])
+    ends = [first for first, _ in reversed(layout.pieces[stage])] or [b.block for b in layout.buckets[stage]]
+    lowest = np.minimum.accumulate(ends)
     lowest[-1] = bounds[0]
     highest = np.concatenate([[bounds[1] - 1], lowest[:-1]])
     pieces = range(len(lowest))
 
     def at(part: Callable[[Moment], int]) -> Ints:
         def of(piece: int, samples: int) -> int:
-            moments = footprints(profile, samples).backward(*bounds, adds=True)
+            moments = footprints(profile, samples).backward(*bounds, adds=layout.plan.zero < 2)
             return part(worst(moments[lowest[piece] - bounds[0] : highest[piece] - bounds[0] + 1]))
 
         return found.by_size(of, len(pieces))
@@ -149,7 +150,7 @@ def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     home = homes[stages]
     again, back = found.ops(Kind.R, stages, units=blocks), found.ops(Kind.B, stages, units=blocks)
     inputs = found.by_size(lambda b, n: sum(c.bytes(n) for c in kept[b]), len(blocks))
-    ledger.add(Value.SAVED, inputs, home, found.ops(Kind.F, stages), back, (again, back))
+    ledger.add(Value.SAVED, inputs, home, found.forward(stages), back, (again, back))
 
     def inside(block: int, samples: int) -> int:
         return footprints(profile, samples).saved[block] + sum(c.bytes(samples) for c in made[block])
@@ -161,7 +162,7 @@ def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
         ledger.add(
             Value.BOUNDARY, size, home[[last for _, last, _ in flows]], start, end, (np.where(end != start, end, -1),)
         )  # fmt: skip
-    forward = found.ops(Kind.F, layout.stages)
+    forward = found.forward(layout.stages)
     extra = found.by_size(lambda s, n: footprints(profile, n).forward_alone_extra(*bounds[s]), len(layout.stages))
     ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
     workspace = found.by_size(lambda b, n: footprints(profile, n).forward_workspace[b], len(blocks))

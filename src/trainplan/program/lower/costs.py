@@ -8,7 +8,7 @@ from trainplan.profile.profile import Amount
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Table
-from trainplan.program.ops import SENDS, SPECS, Kind
+from trainplan.program.ops import SENDS, SHARED_OUT, SPECS, Kind
 from trainplan.program.program import CostClass, Ints, are
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
@@ -30,7 +30,8 @@ def cost_classes(
     class_of = np.zeros(len(example), dtype=np.int64)
     backward = _IS_BACKWARD[table.kind]  # other kinds cost the same, whichever pass they belong to
     columns = [table.kind, table.stage, table.unit, table.peer, table.replica, table.line]
-    columns += [np.where(backward, column, 0) for column in (table.adds, table.last, table.again)]
+    cut = backward | ((table.kind == Kind.F) & (layout.plan.zero > 0))
+    columns += [np.where(backward, table.adds, 0), np.where(cut, table.last, 0), np.where(backward, table.again, 0)]
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     whole = _IS_WHOLE[table.kind].tolist()
     spots = np.flatnonzero(example >= 0)
@@ -63,8 +64,12 @@ def _class(
         return CostClass(kind, rank, layout.rank(replica, peer, line), first, last, samples, size, tensors=len(numbers))
     if kind is Kind.REDUCE_GRAD:
         tie = unit - layout.first_tie
-        size = layout.ties[tie].bytes if tie >= 0 else layout.buckets[stage][unit].bytes
+        shared = layout.units[stage] and tie < 0
+        own = layout.units[stage][unit].share_bytes if shared else 0
+        size = layout.ties[tie].bytes if tie >= 0 else own or layout.buckets[stage][unit].bytes
         return CostClass(kind, rank, -1, first, last, 0, size, members)
+    if kind in SHARED_OUT:
+        return CostClass(kind, rank, -1, first, last, 0, layout.units[stage][unit].bytes, members)
     if kind in (Kind.COUNT, Kind.LOSS, Kind.NORM):
         return CostClass(kind, rank, -1, first, last, 0, 8, members)
     if kind is Kind.BARRIER:
@@ -72,7 +77,12 @@ def _class(
     if kind is Kind.R or again:
         return CostClass(kind, rank, -1, unit, unit + 1, samples, accumulate=adds)
     if kind is Kind.STEP:
-        return CostClass(kind, rank, -1, first, last, accumulate=int(layout.copies[stage] > 1 and not layout.observed))
+        emptied = int(layout.copies[stage] > 1 and not layout.observed and layout.plan.zero < 2)
+        return CostClass(kind, rank, -1, first, last, accumulate=emptied, until=layout.shared_share(stage))
+    pieces = layout.pieces[stage]
+    if layout.units[stage] and (kind is Kind.F or kind is Kind.B) and layout.cut(kind, bool(last_pass)):
+        first, last = pieces[unit if kind is Kind.F else len(pieces) - 1 - unit]
+        return CostClass(kind, rank, -1, first, last, samples, accumulate=adds)
     buckets = layout.buckets[stage]
     if kind is Kind.B and last_pass and len(buckets) > 1 and stage not in layout.late:
         # A piece of the backward pass, which is cut where buckets become ready.

@@ -11,11 +11,11 @@ import numpy as np
 
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.rows import Table
-from trainplan.program.ops import COLLECTIVES, Kind
+from trainplan.program.ops import COLLECTIVES, SHARED_OUT, Kind
 from trainplan.program.program import Bools, Ints, are
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
-_WHOLE = are(WITHOUT_MICRO_BATCH)
+_WHOLE, _SHARED_OUT = are(WITHOUT_MICRO_BATCH), are(SHARED_OUT)
 NEVER = np.iinfo(np.int64).max
 
 
@@ -50,6 +50,11 @@ class Found:
         ops = np.flatnonzero(~whole)
         place = (replica[row[ops]] * steps + step[ops]) * plan.pieces + piece[ops]
         self._numbers[line[row[ops]], place] = ops
+        # What replicas do together is each one's; it stands for the first of them.
+        together = _SHARED_OUT[self.kind[ops]]
+        for later in range(1, min(plan.sharers, len(layout.replicas)) if together.any() else 0):
+            beside = place[together] + later * steps * plan.pieces
+            self._numbers[line[row[ops[together]]], beside] = ops[together]
         # What comes once: by (kind, stage, unit) and rank; what all copies do together, whichever stands for it.
         self._once: dict[tuple[int, int, int, int], Ints] = {}
         barrier = self.kind == Kind.BARRIER
@@ -57,7 +62,9 @@ class Found:
             kind, stage, _, unit = names[row[op]]
             where = -1 if kind in COLLECTIVES and kind != Kind.NORM else int(self.rank[op])
             if kind == Kind.NORM:
-                stage, where = 0, int(table.replica[row[op]])
+                stage, where = 0, layout.answering(int(table.replica[row[op]]))
+            elif kind == Kind.REDUCE_GRAD and layout.units[stage] and unit < layout.first_tie:
+                where = int(table.replica[row[op]]) % plan.sharers
             key = (kind, stage, unit, where)
             self._once.setdefault(key, np.full(steps, -1, dtype=np.int64))[step[op]] = op
         met = np.flatnonzero(barrier)
@@ -100,7 +107,15 @@ class Found:
         whole = self.ops(Kind.B, stages)
         if not final:
             return whole
-        cut = self.ops(Kind.B, stages, units=[max(0, len(layout.buckets[stage]) - 1) for stage in stages])
+        cut = self.ops(Kind.B, stages, units=[max(0, layout.backward_pieces(stage) - 1) for stage in stages])
+        return np.where(cut >= 0, cut, whole)
+
+    def forward(self, stages: Sequence[int], final: bool = True) -> Ints:
+        """The final or the first operation of the forward pass of every place: it may be cut into pieces."""
+        whole = self.ops(Kind.F, stages)
+        if not (final and self.layout.plan.zero):
+            return whole
+        cut = self.ops(Kind.F, stages, units=[max(0, len(self.layout.pieces[stage]) - 1) for stage in stages])
         return np.where(cut >= 0, cut, whole)
 
     def gathering(self, stages: Sequence[int]) -> Ints:
@@ -133,6 +148,8 @@ class Found:
     def adds(self, stages: Sequence[int]) -> Bools:
         """Whether the backward pass of every place finds gradients that it adds to; the first of a step does where
         buckets keep them."""
+        if self.layout.plan.zero > 1:  # what a pass makes is scattered before the next one
+            return np.zeros((len(stages), self.places), dtype=bool)
         return ~self._finds_none[self.gathering(stages)]
 
     @cached_property
@@ -195,8 +212,15 @@ class Found:
         found = [self._once.get((int(kind), stage, unit, -1), none) for stage, unit in pairs]
         return np.array(found, dtype=np.int64).reshape(len(stages), self.steps)
 
+    def across(self, holdings: Sequence[Holding], units: Sequence[int]) -> Ints:
+        """The sums over groups of replicas, of what each of these copies has a share of."""
+        none = np.full(self.steps, -1, dtype=np.int64)
+        size = self.layout.plan.sharers
+        names = [(int(Kind.REDUCE_GRAD), h.stage, u, h.replica % size) for h, u in zip(holdings, units, strict=True)]
+        return np.array([self._once.get(name, none) for name in names]).reshape(len(names), self.steps)
+
     def norm(self, holdings: Sequence[Holding]) -> Ints:
         """The sum of squares of each copy's replica."""
         none = np.full(self.steps, -1, dtype=np.int64)
-        found = [self._once.get((int(Kind.NORM), 0, 0, h.replica), none) for h in holdings]
+        found = [self._once.get((int(Kind.NORM), 0, 0, self.layout.answering(h.replica)), none) for h in holdings]
         return np.array(found, dtype=np.int64).reshape(len(holdings), self.steps)

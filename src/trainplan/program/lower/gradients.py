@@ -82,10 +82,10 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
         ledger.add(Value.GRADIENTS, np.array(sizes), home[kept, 0], never, never)
         if layout.gathers:
             _beside_the_buckets(ledger, found, holdings, home, trainable[0])
-        # Weights that several stages hold are in no bucket.
-        for s in layout.stages:
-            if layout.copies[s] > 1:
-                trainable[s] = [p for p in trainable[s] if layout.is_tied(p)]
+    # Weights that several stages hold are in no bucket, and are not shared out.
+    for s in layout.stages:
+        if layout.copies[s] > 1:
+            trainable[s] = [p for p in trainable[s] if layout.is_tied(p)]
     coming = [number for number, h in enumerate(holdings) if trainable[h.stage]]
     if not coming:
         return
@@ -104,7 +104,10 @@ def updates(ledger: Ledger, found: Found) -> None:
     holdings = layout.holdings
     stage, home = [h.stage for h in holdings], _home(found, holdings)
     step = found.once(Kind.STEP, holdings)
-    update = [update_workspace(profile, first, last) for first, last in layout.plan.bounds]
+    update = [
+        round(update_workspace(profile, *bound) * layout.shared_share(stage))
+        for stage, bound in enumerate(layout.plan.bounds)
+    ]
     if profile.clip_norm > 0:
         norm = [max((_squared(p) for p in own if p.trainable), default=0) for own in layout.parameters]
         if layout.clips:

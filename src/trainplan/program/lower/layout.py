@@ -14,6 +14,7 @@ from trainplan.profile.profile import Amount, Parameter, Portion, Profile
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
+from trainplan.program.lower.units import Piece, Unit, pieces, units
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints
 from trainplan.program.schedules import Order, orders_of
@@ -141,6 +142,8 @@ class Layout:
     def buckets(self) -> list[list[Bucket]]:
         """For every stage its gradient buckets; none where there is one copy and nothing to exchange."""
         samples = max(self.sizes[0])
+        if self.plan.zero:  # gradients are exchanged by units
+            return [[] for _ in self.stages]
         return [
             stage_buckets(self.profile, parameters, *bound, self.plan.bucket, samples) if copies > 1 else []
             for parameters, bound, copies in zip(self.parameters, self.plan.bounds, self.copies, strict=True)
@@ -149,7 +152,72 @@ class Layout:
     @cached_property
     def first_tie(self) -> int:
         """Unit of the exchange of the first tie: beyond the buckets of every stage, so that all holders agree on it."""
-        return max((len(buckets) for buckets in self.buckets), default=0)
+        return max((len(exchanged) for exchanged in (*self.buckets, *self.units)), default=0)
+
+    # -- what replicas share out ------------------------------------------------------------------------------------
+
+    @cached_property
+    def pieces(self) -> list[list[Piece]]:
+        """For every stage the pieces that its weights are gathered for, in turn; none where weights are not shared
+        out."""
+        stages = zip(self.parameters, self.plan.bounds, strict=True)
+        return [pieces(own, *bound, self.plan.bucket) if self.plan.zero else [] for own, bound in stages]
+
+    @cached_property
+    def units(self) -> list[list[Unit]]:
+        """For every stage the weights that its replicas share out."""
+        stages = zip(self.parameters, self.pieces, strict=True)
+        return [units(own, cut, self.plan.sharers) if cut else [] for own, cut in stages]
+
+    def backward_pieces(self, stage: int) -> int:
+        """Into how many operations a backward pass is cut that exchanges gradients on its way; 0: it does not."""
+        return len(self.pieces[stage]) if self.units[stage] else len(self.buckets[stage])
+
+    def cut(self, kind: Kind, marked: bool) -> bool:
+        """Whether a pass of a stage that is shared out comes in pieces; `marked`: the first forward of a step, or the
+        backward that completes the gradients."""
+        return self.plan.zero == 3 or marked or (kind is Kind.B and self.plan.zero == 2)
+
+    def gathers_in(self, stage: int, kind: Kind) -> list[int]:
+        """The units that every forward (or backward) pass of a stage gathers, in the order in which it reads them.
+
+        Where the backward pass of a micro-batch comes right after its forward pass, it starts with the weights that
+        that one ended with.
+        """
+        found, pieces = self.units[stage], len(self.pieces[stage])
+        if self.plan.zero < 3 and kind is Kind.GATHER_B:
+            return []
+        if kind is Kind.GATHER_F:
+            return list(range(len(found)))
+        kept = pieces - 1 if stage in self.turning else pieces
+        late = [number for number, unit in enumerate(found) if unit.last < kept]
+        return sorted(late, key=lambda number: -found[number].last)
+
+    @cached_property
+    def turning(self) -> frozenset[int]:
+        """Stages in which every forward pass is followed by its backward pass at once."""
+        apart: set[int] = set()
+        for order in self.orders:
+            rows = order[:, [0, 2, 3, 4]].tolist()
+            for (kind, *what), following in zip(rows, [*rows[1:], None], strict=True):
+                if kind == Kind.F and (following is None or following[0] == Kind.F or following[1:] != what):
+                    apart.add(what[0])
+        return frozenset(self.stages) - apart
+
+    def sharing(self, replica: int) -> int:
+        """The group of replicas that share out their states with this one."""
+        return replica // self.plan.sharers
+
+    def answering(self, replica: int) -> int:
+        """The replica after which the norm of these gradients is called: itself, or the first that it shares with."""
+        return self.sharing(replica) * self.plan.sharers if self.plan.zero else replica
+
+    def shared_share(self, stage: int) -> float:
+        """How much of a stage's weights a rank steps itself."""
+        own = sum(unit.share for unit in self.units[stage])
+        whole = sum(p.count for p in self.parameters[stage] if p.trainable)
+        apart = whole - sum(sum(unit.counts) for unit in self.units[stage])
+        return (own + apart) / whole if whole else 1.0
 
     @cached_property
     def holdings(self) -> list[Holding]:
@@ -180,8 +248,8 @@ class Layout:
 
     @property
     def clips(self) -> bool:
-        """Whether the norm of the gradients is summed over the ranks of a replica."""
-        return self.profile.clip_norm > 0 and self.plan.pp > 1
+        """Whether the norm of the gradients is summed over the ranks of a replica, or of those that share out."""
+        return self.profile.clip_norm > 0 and (self.plan.pp > 1 or self.plan.zero > 0)
 
     @property
     def counts(self) -> bool:
@@ -204,7 +272,7 @@ class Layout:
     @property
     def observed(self) -> bool:
         """Pure data parallelism: torch's DDP runs it, and we watch."""
-        return self.plan.dp > 1 and self.plan.pp == 1 and not self.recomputes and self.plan.overlap == "on"
+        return self.plan.dp > 1 and not self.plan.zero and self.plan.pp == 1 and not self.recomputes and self.plan.overlap == "on"
 
     @property
     def gathers(self) -> bool:
@@ -252,6 +320,28 @@ class Layout:
         """The ranks that hold any of these stages: in the program, and in the cluster."""
         here = {holding.rank for holding in self.holdings if holding.stage in stages}
         everywhere = {rank for stage in stages for rank in self.plan.replicas_of(stage)}
+        return tuple(sorted(here)), tuple(sorted(everywhere))
+
+    def share_group(self, stage: int, group: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ranks that share out a stage: in the program, and in the cluster."""
+        size = self.plan.sharers
+        return self._of_replicas(stage, range(group * size, (group + 1) * size))
+
+    def across_group(self, stage: int, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ranks that have the same share of a stage in every group: in the program, and in the cluster."""
+        return self._of_replicas(stage, range(place, self.plan.dp, self.plan.sharers))
+
+    def _of_replicas(self, stage: int, replicas: range) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        here = {self.local(replica, stage) for replica in replicas if replica in self.replicas}
+        return tuple(sorted(here)), tuple(sorted({self.rank(replica, stage) for replica in replicas}))
+
+    def norm_group(self, replica: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ranks whose gradients together are those of the model, once each."""
+        if not self.plan.zero:
+            return self.replica_group(replica)
+        size, group = self.plan.sharers, self.sharing(replica)
+        found = [self._of_replicas(stage, range(group * size, (group + 1) * size)) for stage in self.stages]
+        here, everywhere = ({rank for pair in found for rank in pair[side]} for side in (0, 1))
         return tuple(sorted(here)), tuple(sorted(everywhere))
 
     def replica_group(self, replica: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -23,10 +23,11 @@ from trainplan.program.lower.found import Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Entries, Table, entries
 from trainplan.program.lower.values import values
-from trainplan.program.ops import COLLECTIVES, COMPUTES, PER_REPLICA, RECEIVES, SENDS, Kind, Lane
+from trainplan.program.ops import COLLECTIVES, COMPUTES, PER_REPLICA, RECEIVES, SENDS, SHARED_OUT, Kind, Lane
 from trainplan.program.program import Ints, Program, Ragged, are
 
 _COMPUTE, _SEND, _COLLECTIVE, _PER_REPLICA = map(are, (COMPUTES, SENDS, COLLECTIVES, PER_REPLICA))
+_SHARED_OUT = are(SHARED_OUT)
 _AWAITED = are((*RECEIVES, Kind.COUNT, Kind.NORM))  # by their hosts, where receiving keeps these
 
 
@@ -74,6 +75,12 @@ def _pipeline(layout: Layout, table: Table) -> Ints:
     own = _PER_REPLICA[table.kind]
     pipeline[own] = (table.replica * layout.plan.lines)[own]
     pipeline[_COLLECTIVE[table.kind] & ~own] = 0
+    if layout.plan.zero:  # groups of replicas do these side by side: they are told apart by the first of each
+        size, kind = layout.plan.sharers, table.kind
+        several = _SHARED_OUT[kind] | (kind == Kind.NORM)
+        pipeline[several] = (table.replica // size * size)[several]
+        across = (kind == Kind.REDUCE_GRAD) & (table.unit < layout.first_tie)
+        pipeline[across] = (table.replica % size)[across]
     return pipeline
 
 
@@ -110,12 +117,13 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
     op = np.cumsum(~collective) - 1
     together: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
     barrier = (table.kind == Kind.BARRIER)[lists.row]
-    sums = np.flatnonzero(collective & ~barrier)
+    shared = _SHARED_OUT[table.kind][lists.row]
+    sums = np.flatnonzero(collective & ~barrier & ~shared)
     columns = [column[lists.row[sums]] for column in (table.kind, table.stage, table.unit, table.replica)]
     rows = (column.tolist() for column in (sums, lists.step[sums], *columns))
     for e, step, kind, stage, unit, replica in zip(*rows, strict=True):
         name = (kind, _named_after(layout, kind, stage, unit), unit, step)
-        together.setdefault((*name, replica if kind == Kind.NORM else 0), []).append((replica, stage, e))
+        together.setdefault((*name, _apart(layout, kind, stage, unit, replica)), []).append((replica, stage, e))
     number: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     entry: list[int] = []
     group: list[int] = []
@@ -123,7 +131,20 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         op[[e for _, _, e in members]] = len(alone) + len(entry)
         entry.append(min(members)[2])
         group.append(number.setdefault(_members(layout, kind, stage, unit, replica), len(number)))
-    # Barriers are many, and all alike: one for each replica, step and phase.
+    # Gathers and scatters are many: one for each group of replicas, step, micro-batch, stage and unit.
+    met = np.flatnonzero(shared)
+    if len(met):
+        rows = lists.row[met]
+        columns = [table.replica[rows] // layout.plan.sharers, table.stage[rows], table.kind[rows], table.unit[rows]]
+        name = np.zeros(len(met), dtype=np.int64)
+        for column in (*columns, lists.step[met], lists.piece[met]):
+            name = name * (int(column.max()) + 1) + column
+        _names, first, which = np.unique(name, return_index=True, return_inverse=True)
+        op[met] = len(alone) + len(entry) + which
+        entry += met[first].tolist()
+        for of, stage in zip(columns[0][first].tolist(), columns[1][first].tolist(), strict=True):
+            group.append(number.setdefault(layout.share_group(stage, of), len(number)))
+    # So are barriers: one for each replica, step and phase.
     met = np.flatnonzero(barrier)
     replicas, steps, phases = table.replica[lists.row[met]], lists.step[met], lists.phase[met]
     name = (replicas * (steps.max(initial=0) + 1) + steps) * (phases.max(initial=0) + 1) + phases
@@ -149,12 +170,23 @@ def _named_after(layout: Layout, kind: int, stage: int, unit: int) -> int:
     return stage
 
 
+def _apart(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> int:
+    """What tells a collective of some replicas from that of others: the first of them, or the place of their share."""
+    if kind == Kind.NORM:
+        return layout.answering(replica)
+    if kind == Kind.REDUCE_GRAD and layout.units[stage] and unit < layout.first_tie:
+        return replica % layout.plan.sharers
+    return 0
+
+
 def _members(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Who takes part in a collective: ranks of the program, and of the cluster."""
     if kind == Kind.NORM:
-        return layout.replica_group(replica)
+        return layout.norm_group(replica)
     if kind == Kind.REDUCE_GRAD and unit >= layout.first_tie:
         return layout.stage_group(layout.ties[unit - layout.first_tie].stages)
+    if kind == Kind.REDUCE_GRAD and layout.units[stage]:
+        return layout.across_group(stage, replica)
     return layout.stage_group((stage,))
 
 

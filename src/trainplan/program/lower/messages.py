@@ -57,7 +57,7 @@ def _there(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     """Activations. Without recomputation the graph holds on to what was made until it has gone back."""
     layout, profile = found.layout, found.layout.profile
     source, target, send, take, get = ends.source, ends.target, ends.send, ends.take, ends.get
-    made, over = found.ops(Kind.F, source), found.backward(source, final=True)
+    made, over = found.forward(source), found.backward(source, final=True)
     reader, final = found.ops(Kind.F, target), found.backward(target, final=True)
     recomputed, count = found.recomputed, len(layout.edges)
     plain, slim = (_own(layout, slimmer) for slimmer in (False, True))

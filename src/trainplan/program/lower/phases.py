@@ -26,7 +26,8 @@ from typing import TypeVar
 import numpy as np
 
 from trainplan.program.lower.layout import Layout
-from trainplan.program.lower.templates import Row, messages
+from trainplan.program.lower.row import Row
+from trainplan.program.lower.templates import messages
 from trainplan.program.ops import SENDS, Kind
 from trainplan.program.program import Ints
 from trainplan.program.schedules import Order

@@ -13,7 +13,8 @@ import numpy as np
 
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.phases import apart_from, in_phases
-from trainplan.program.lower.templates import Row, Templates, head, tail, templates
+from trainplan.program.lower.row import Row
+from trainplan.program.lower.templates import Templates, head, tail, templates
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints, are
 from trainplan.program.schedules import Order
@@ -22,7 +23,7 @@ from trainplan.program.text import WITHOUT_MICRO_BATCH
 # What an operation of a schedule becomes: which template of its stage and line is put in its place. Of the passes that
 # gather the gradients of a stage, the first finds none, and the last completes them. Each of these is there for a whole
 # pass and, so many further on, for the second part of one or for one that is recomputed (there are never both).
-_FORWARD, _INPUT, _FIRST, _LATER, _LAST, _ONLY = range(6)
+_FORWARD, _FIRST_FORWARD, _INPUT, _FIRST, _LATER, _LAST, _ONLY = range(7)
 _OTHERWISE = 4
 _WHOLE = are(WITHOUT_MICRO_BATCH)
 
@@ -39,7 +40,7 @@ class Table:
     unit: Ints
     peer: Ints  # other stage of a message, -1
     adds: Ints  # of a backward pass: how often gradients are added to, or copied
-    last: Ints  # 1: the backward pass that completes the gradients
+    last: Ints  # 1: the backward pass that completes the gradients; or the first forward pass of a step
     again: Ints  # 1: of a pass that is recomputed, whose units are blocks
 
 
@@ -130,6 +131,7 @@ def _stage(bodies: _Bodies, shape: Templates, replica: int, stage: int, line: in
     kept = int(layout.copies[stage] > 1 and not layout.observed)
     copied = int(layout.observed)
     first = bodies.add(shape.forward, replica, rank)
+    bodies.add(shape.first_forward, replica, rank, last=True)
     bodies.add(shape.input_backward, replica, rank)
     ways = [(shape.backward, shape.last_backward)]
     if layout.splits:
@@ -151,7 +153,9 @@ def _variants(order: Order, recomputed: Bools) -> Ints:
     variant = np.full(len(order), _FORWARD, dtype=np.int64)
     variant[kind == Kind.I] = _INPUT
     gathers = (kind == Kind.B) | (kind == Kind.W)
+    forward = kind == Kind.F
     for one in [stage[0]] if (stage == stage[0]).all() else np.unique(stage):
+        variant[np.flatnonzero(forward & (stage == one))[0]] = _FIRST_FORWARD
         passes = np.flatnonzero(gathers & (stage == one))
         variant[passes] = _LATER
         variant[passes[0]], variant[passes[-1]] = _FIRST, _LAST

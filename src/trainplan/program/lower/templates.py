@@ -9,20 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+from trainplan.program.lower import sharded
 from trainplan.program.lower.layout import Holding, Layout
+from trainplan.program.lower.row import Row
 from trainplan.program.ops import Kind
-
-
-class Row(NamedTuple):
-    """One operation of a template."""
-
-    kind: Kind
-    stage: int
-    line: int
-    unit: int = 0
-    peer: int = -1  # other stage of a message
 
 
 @dataclass(frozen=True)
@@ -30,6 +21,7 @@ class Templates:
     """What the operations of one stage, in one line, become; nothing where a plan has no such operations."""
 
     forward: tuple[Row, ...]
+    first_forward: tuple[Row, ...]  # of a step: it may have to gather weights
     backward: tuple[Row, ...]  # whole
     last_backward: tuple[Row, ...]  # the one that completes the gradients
     input_backward: tuple[Row, ...] = ()  # where backward comes in two parts: the first
@@ -47,9 +39,9 @@ def templates(layout: Layout, stage: int, line: int) -> Templates:
         () if layout.in_phases else tuple(row for row in ends if row.kind is kind)
         for kind in (Kind.RECV_F, Kind.SEND_F, Kind.RECV_B, Kind.SEND_B)
     )
-    forward = (*takes, Row(Kind.F, stage, line), *gives)
+    first_forward, forward = (sharded.forward(layout, stage, line, takes, gives, first) for first in (True, False))
     whole, last = (_backward(layout, stage, line, before, last) for last in (False, True))
-    found = Templates(forward, (*whole, *after), (*last, *after))
+    found = Templates(forward, first_forward, (*whole, *after), (*last, *after))
     if layout.recomputes:
         again, last_again = (_recomputed(layout, stage, line, before, last) for last in (False, True))
         return replace(found, recomputed_backward=(*again, *after), last_recomputed_backward=(*last_again, *after))
@@ -58,6 +50,7 @@ def templates(layout: Layout, stage: int, line: int) -> Templates:
     weights = Row(Kind.W, stage, line)
     buckets = 0 if stage in layout.late else len(layout.buckets[stage])
     exchange = tuple(Row(Kind.REDUCE_GRAD, stage, line, unit) for unit in range(buckets))
+    exchange += sharded.scatters(layout, stage, line, range(len(layout.pieces[stage])), last=True)
     return replace(
         found,
         input_backward=(*before, Row(Kind.I, stage, line), *after),
@@ -79,6 +72,8 @@ def messages(layout: Layout, stage: int, line: int) -> tuple[Row, ...]:
 
 
 def _backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:
+    if layout.units[stage] and (last or layout.plan.zero > 1):
+        return sharded.backward(layout, stage, line, before, last)
     rows = [*before]
     buckets = len(layout.buckets[stage]) if last and stage not in layout.late else 0
     for unit in range(max(1, buckets)):
@@ -92,6 +87,8 @@ def _recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], 
     """Block by block from the last: forward again, then backward. The gradient is awaited only after the first R."""
     first, end = layout.plan.bounds[stage]
     rows: list[Row] = []
+    if layout.units[stage]:
+        return sharded.recomputed(layout, stage, line, before, last)
     waiting = list(enumerate(layout.buckets[stage])) if last and stage not in layout.late else []
     for block in reversed(range(first, end)):
         rows.append(Row(Kind.R, stage, line, block))

@@ -25,6 +25,7 @@ from trainplan.program.lower.gradients import gradients, updates
 from trainplan.program.lower.ledger import Ledger, Values
 from trainplan.program.lower.messages import messages
 from trainplan.program.lower.phases import phases_of
+from trainplan.program.lower.shared_out import gathered, scattered, shares
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Ints
 
@@ -42,6 +43,9 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
             put(ledger, found.only(chosen), homes[:, chosen])
     if layout.plan.slices and layout.recomputes:
         carried_apart(ledger, found, homes)
+    if layout.plan.zero:
+        gathered(ledger, found, homes)
+        scattered(ledger, found, homes)
     gradients(ledger, found)
     updates(ledger, found)
     _counts(ledger, found)
@@ -59,11 +63,15 @@ def _states(ledger: Ledger, found: Found) -> None:
     weights, states, buffers = [], [], []
     for (first, last), parameters in zip(layout.plan.bounds, layout.parameters, strict=True):
         weights.append(sum(p.bytes for p in parameters))
-        states.append(round(sum(p.count for p in parameters if p.trainable) * profile.state_bytes_per_parameter))
+        states.append(sum(p.count for p in parameters if p.trainable))
         buffers.append(sum(block.buffer_bytes for block in profile.blocks[first:last]))
     stage, rank = (np.array([getattr(h, name) for h in holdings]) for name in ("stage", "rank"))
-    for kind, sizes in ((Value.WEIGHTS, weights), (Value.OPTIMIZER, states), (Value.BUFFERS, buffers)):
-        ledger.add(kind, np.array(sizes)[stage], rank, never, never)
+    own, stepped = np.array(weights)[stage], np.array(states)[stage]
+    if layout.plan.zero:
+        own, stepped = shares(layout, own, stepped)
+    held = np.round(stepped * profile.state_bytes_per_parameter).astype(np.int64)
+    for kind, sizes in ((Value.WEIGHTS, own), (Value.OPTIMIZER, held), (Value.BUFFERS, np.array(buffers)[stage])):
+        ledger.add(kind, sizes, rank, never, never)
     batches = {h.rank: sum(layout.sizes[h.replica]) for h in holdings}
     inputs = np.round(profile.input_bytes_per_sample * np.array(list(batches.values()))).astype(np.int64)
     ledger.add(Value.INPUT, inputs, np.array(list(batches)), never[: len(batches)], never[: len(batches)])
@@ -81,8 +89,9 @@ def _counts(ledger: Ledger, found: Found) -> None:
         ledger.add(Value.TOKEN, 0, home, count, first, (first,))
     if layout.copies[final] > 1:
         loss = np.repeat(found.shared(Kind.LOSS, [final]), len(holdings), axis=0)
-        forwards = found.ops(Kind.F, [final])
-        ledger.add(Value.TOKEN, 0, home, found.own(forwards, holdings).max(axis=2), loss, (loss,))
+        forwards = found.forward([final], final=False)
+        over = found.own(found.forward([final]), holdings).max(axis=2)
+        ledger.add(Value.TOKEN, 0, home, over, loss, (loss,))
         # A step gives its loss to whoever trains, who cannot start the next one before that.
         first = found.own(forwards, holdings, empty=NEVER).min(axis=2)
         ledger.add(Value.TOKEN, 0, home[:, :-1], loss[:, :-1], first[:, 1:], (first[:, 1:],))

@@ -1,0 +1,100 @@
+"""Units: weights that replicas share out together, gather together, and whose gradients they sum together.
+
+A stage is cut into **pieces**, runs of neighbouring blocks, each closed once its weights have reached the bucket size. A
+piece has a unit of the weights that only its blocks use. Weights that several pieces use (an embedding that is also the
+output layer) are units of their own, gathered before the first piece that reads them and kept until the last.
+
+The weights of a unit lie one after the other in one flat tensor, which is cut into as many equal shares as there are
+replicas to share it (the last one is filled up with zeros). So a rank has one run of elements of a unit, of some weights
+all and of two at most a part: nothing has to be copied together before it is sent, nor apart after it has come.
+
+>>> unit = Unit(("w", "b"), (6, 3), 4, sharers=4, first=0, last=0)
+>>> unit.share, unit.bytes, [unit.own(place) for place in range(4)]
+(3, 48, [3, 3, 3, 0])
+>>> unit.parts(place=1), unit.parts(place=2)
+({'w': (3, 6)}, {'b': (0, 3)})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainplan.profile.profile import Parameter
+
+Piece = tuple[int, int]  # blocks first ≤ b < last
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Weights that are shared out together."""
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]  # elements of each
+    item: int  # bytes of an element
+    sharers: int
+    first: int  # the first piece of the stage that reads it, and the last
+    last: int
+
+    @property
+    def share(self) -> int:
+        """Elements of everybody's share."""
+        return -(-sum(self.counts) // self.sharers)
+
+    @property
+    def share_bytes(self) -> int:
+        return self.share * self.item
+
+    @property
+    def bytes(self) -> int:
+        """Of all shares together: what is gathered, and what is summed."""
+        return self.share_bytes * self.sharers
+
+    def own(self, place: int) -> int:
+        """Elements of weights in somebody's share: all, but for what it was filled up with."""
+        return max(0, min(self.share, sum(self.counts) - place * self.share))
+
+    def parts(self, place: int) -> dict[str, tuple[int, int]]:
+        """The weights that somebody has elements of, and which: from … to."""
+        begin, found = place * self.share, dict[str, tuple[int, int]]()
+        for name, count in zip(self.names, self.counts, strict=True):
+            first, last = max(begin, 0), min(begin + self.share, count)
+            if first < last:
+                found[name] = first, last
+            begin -= count
+        return found
+
+
+def pieces(parameters: Sequence[Parameter], first: int, last: int, limit: int) -> list[Piece]:
+    """The pieces of a stage of blocks first ≤ b < last; those without weights go with their neighbours.
+
+    >>> own = [Parameter(f"{block}", (block,), count=1, bytes=8) for block in (1, 2, 3, 5)]
+    >>> pieces(own, 0, 7, limit=16), pieces(own, 0, 7, limit=1), pieces([], 0, 7, limit=1)
+    ([(0, 3), (3, 7)], [(0, 2), (2, 3), (3, 4), (4, 7)], [(0, 7)])
+    """
+    sizes = dict.fromkeys(range(first, last), 0)
+    for parameter in parameters:
+        if len(parameter.blocks) == 1:
+            sizes[parameter.blocks[0]] += parameter.bytes
+    found, begin, size = list[Piece](), first, 0
+    for block in range(first, last):
+        size += sizes[block]
+        if size >= limit and size and any(sizes[later] for later in range(block + 1, last)):
+            found.append((begin, block + 1))
+            begin, size = block + 1, 0
+    return [*found, (begin, last)]
+
+
+def units(parameters: Sequence[Parameter], cut: Sequence[Piece], sharers: int) -> list[Unit]:
+    """The units of a stage, in the order in which its pieces first read them. What other stages hold too is in none."""
+    (begin, _), (_, end) = cut[0], cut[-1]
+    piece_of = {block: number for number, (first, last) in enumerate(cut) for block in range(first, last)}
+    found: dict[tuple[int, int, int], list[Parameter]] = {}
+    for parameter in parameters:
+        if parameter.trainable and all(begin <= block < end for block in parameter.blocks):
+            span = piece_of[min(parameter.blocks)], piece_of[max(parameter.blocks)]
+            found.setdefault((*span, parameter.bytes // parameter.count), []).append(parameter)
+    return [
+        Unit(tuple(p.name for p in own), tuple(p.count for p in own), item, sharers, first, last)
+        for (first, last, item), own in sorted(found.items())
+    ]
