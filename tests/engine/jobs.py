@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 
 from tests.engine.models import workload
-from trainplan.engine.oracle import Trained, optimizer_state
+from trainplan.engine.oracle import Trained
 from trainplan.engine.trainer import Trainer
-from trainplan.engine.worker import gradients_kept
+from trainplan.engine.worker import gradients_kept, whole_state
 from trainplan.plan.plan import Plan
 from trainplan.profile.capture.captured import capture
 
@@ -56,11 +56,12 @@ def train(
         result = trainer.step(job.inputs(samples, seed=number))
         trained.losses.append(result.loss)
     trained.gradients = kept
+    trainer.gather()
     trained.weights = {n: p.detach().cpu().clone() for n, p in trainer.parameters.items()}
     first = [held for held in copies if held.is_first_copy]  # running statistics are those of the first copy
     trained.buffers = {n: b.detach().cpu().clone() for held in first for n, b in held.stage.named_buffers()}
     for held in copies:
-        state = optimizer_state(held.optimizer, held.parameters)
+        state = whole_state(held)
         trained.state |= {n: {key: value.cpu() for key, value in entries.items()} for n, entries in state.items()}
     events = trainer.events(sizes[-1]) if record else []
     place = (trainer.replica, tuple(trainer.stages))

@@ -115,7 +115,34 @@ def _cases() -> list[Case]:
         ),
         Case("dapple", "tied", {**adam, "stages": (4,)}, optimizer="grouped_adamw", fields={"schedule": "onecycle"}),
     ]  # fmt: skip
-    return cases + grouped + ORDERS
+    return cases + grouped + ORDERS + _sharded()
+
+
+def _sharded() -> list[Case]:
+    """Every stage of sharing out, on 2 and on 4 ranks: alone, with micro-batches, recomputation, clipping and groups of
+    parameters, in pipelines, and in groups of replicas. The embedding that is also the output layer is a unit of its
+    own, or is held by two stages and stays whole."""
+    pipeline = {"dp": 2, "pp": 2, "micro": 2, "bucket": 200, "stages": (4,)}
+    cases = []
+    for zero in (1, 2, 3):
+        key, own = f"zero{zero}", {"zero": zero, "bucket": 200}
+        cases += [
+            Case(key, "tied", {"dp": 2, **own}),
+            Case(key, "tied", {"dp": 4, "zero": zero, "bucket": 10_000}),
+            Case(key, "residual", {"dp": 2, "micro": 2, **own}, optimizer="adamw", fields={"clip_norm": 0.05}),
+            Case(key, "tied", {**pipeline, "zero": zero, "schedule": "1f1b"}),
+            Case(key, "residual", {"dp": 2, "micro": 2, **own, "recompute": "full"}),
+        ]
+    grouped = {"optimizer": "grouped_adamw", "fields": {"schedule": "onecycle"}}
+    return [
+        *cases,
+        Case("hsdp", "tied", {"dp": 4, "shard": 2, "zero": 3, "bucket": 200}),
+        Case("hsdp", "residual", {"dp": 4, "shard": 2, "zero": 1, "bucket": 200}, fields={"clip_norm": 0.05}),
+        Case("zero2", "tied", {"dp": 2, "zero": 2, "bucket": 200}, **grouped),
+        Case("zero3", "tied", {**pipeline, "zero": 3, "schedule": "gpipe"}, fields={"clip_norm": 0.05}),
+        Case("zero3", "tied", {**pipeline, "zero": 3, "schedule": "gpipe", "recompute": "except-last"}),
+        Case("zero1", "tied", {**pipeline, "zero": 1, "schedule": "zb-h1"}),
+    ]
 
 
 SCHEDULES = (*WORDS["schedule"], GIVEN)

@@ -73,6 +73,18 @@ def test_every_order_of_work_is_among_the_cases(word: str) -> None:
     assert any(case.optimizer == "adamw" and case.plan.pp > 1 for case in cases)
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_every_stage_of_sharing_out_is_among_the_cases(zero: int) -> None:
+    """On 2 and 4 ranks, with micro-batches, pipelines, AdamW, clipping, batch norm and tied weights."""
+    cases = [case for case in CASES if case.plan.zero == zero]
+    assert {case.plan.world for case in cases} >= {2, 4}
+    assert {case.model for case in cases if case.plan.pp == 1} >= {"tied", "residual"}
+    assert any(case.optimizer == "adamw" and case.plan.micro > 1 for case in cases)
+    assert any(case.plan.pp > 1 and case.model == "tied" for case in cases)
+    assert any(case.plan.recompute == "full" for case in cases)
+    assert any("clip_norm" in case.fields for case in cases)
+
+
 def test_oracle_equals_the_plain_step_on_the_whole_batch() -> None:
     """Without batch norm and dropout the pieces add up to the whole: nobody's definition but torch's."""
     case = Case("dapple", "chain", {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (3,)})

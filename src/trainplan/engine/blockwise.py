@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trainplan.engine.sharded import Pieces, between
 from trainplan.profile.capture.sliced import carrying
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class BlockwisePass:
     graph: Graph | None = None
 
 
-def forward(run: Runner, op: Instruction) -> None:
+def forward(run: Runner, op: Instruction, pieces: Pieces | None = None) -> None:
     """All blocks without a graph, keeping what they read."""
     from trainplan.engine.handlers import arrived, hand_out
 
@@ -53,13 +54,18 @@ def forward(run: Runner, op: Instruction) -> None:
     batch = state.parts[op.micro]
     seed = run.seeder(op.micro)
     env, carry = arrived(run, op), run.carry(op)
+    due = between(run, op, pieces) if pieces is not None else None
     with torch.no_grad(), carrying(carry):
         for block in range(stage.first, stage.last):
+            if due is not None:
+                due(block, env)
             if stage.captured.blocks[block].random:
                 seed(block)
             stage.run_block(block, env, batch, run.part_of(op))
     if carry is not None and op.slice == len(run.part.slices) - 1:
         carry.kept.clear()  # nobody reads those of the last one
+    if pieces is not None:
+        op = pieces.finish()
     hand_out(run, op, {name: env[name] for name in stage.makes})
     blocks = stage.captured.blocks[stage.first : stage.last]
     wanted = {name for block in blocks for name in (*block.reads, *block.constants)}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from trainplan.engine import blockwise, two_parts
+from trainplan.engine import blockwise, sharded, two_parts
 from trainplan.engine.clocks import now
 from trainplan.engine.instructions import Instruction
 from trainplan.engine.observed import Observed
@@ -38,18 +38,26 @@ class Pass:
     loss: Tensor | None
 
 
-def _forward(run: Runner, op: Instruction, place: int) -> None:
+def _forward(run: Runner, op: Instruction, place: int) -> int | None:
+    pieces = sharded.Pieces(run, place) if run.part.layout.units[op.stage] else None
     if run.part.layout.recomputed[run.piece(op)]:
-        blockwise.forward(run, op)
-        return
+        blockwise.forward(run, op, pieces)
+        return pieces.taken if pieces is not None else None
     state, held = run.current, run.part.held[op.stage]
     batch = state.parts[op.micro]
     leaves = arrived(run, op)
     with nullcontext() if _completes(run, op) else held.no_sync(), carrying(run.carry(op)):
-        made, output = held.module(leaves, batch, run.seeder(op.micro), run.part_of(op))
+        arguments = leaves, batch, run.seeder(op.micro), run.part_of(op)
+        if pieces is None:
+            made, output = held.module(*arguments)
+        else:
+            made, output = held.stage(*arguments, sharded.between(run, op, pieces))
     loss = weighted_loss(run, op, output) if held.is_last else None
+    if pieces is not None:
+        op = pieces.finish()
     state.values[op.saved[0]] = Pass(leaves, made, loss)
     hand_out(run, op, made)
+    return pieces.taken if pieces is not None else None
 
 
 def arrived(run: Runner, op: Instruction) -> dict[str, Tensor]:
@@ -117,6 +125,8 @@ def _backward(run: Runner, op: Instruction, place: int) -> int | None:
     held = run.part.held[op.stage]
     done: Pass = run.current.values[op.held[0]]
     roots, seeds = roots_of(run, op, done)
+    if held.shards is not None:
+        return _sharded_backward(run, op, place, done, roots, seeds)
     pieces = _pieces(run, place)
     last = _completes(run, op)
     if isinstance(held.module, Observed) and last and len(pieces) == 1:
@@ -130,6 +140,18 @@ def _backward(run: Runner, op: Instruction, place: int) -> int | None:
     final = next(piece for piece in reversed(pieces) if piece.kind is Kind.B)
     give_back(run, final, {name: leaf.grad for name, leaf in done.leaves.items()}, done.leaves)
     return len(pieces) if len(pieces) > 1 else None
+
+
+def _sharded_backward(
+    run: Runner, op: Instruction, place: int, done: Pass, roots: list[Tensor], seeds: list[Tensor | None]
+) -> int:
+    """A backward pass on whose way weights are gathered and gradients scattered."""
+    pieces, count = sharded.Pieces(run, place), len(run.part.layout.pieces[op.stage])
+    run.boundary = lambda piece: pieces.reach(count - 1 - piece)
+    torch.autograd.backward(roots, seeds)
+    run.boundary = None
+    give_back(run, pieces.finish(), {name: leaf.grad for name, leaf in done.leaves.items()}, done.leaves)
+    return pieces.taken
 
 
 def roots_of(run: Runner, op: Instruction, done: Pass) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -192,10 +214,10 @@ def _backward_in_pieces(
 
 def start_exchange(run: Runner, op: Instruction, flat: Tensor) -> None:
     """Start the sum of a bucket over the replicas; whoever reads it waits for it."""
-    _await_later(run, op, exchange(run, op, flat))
+    await_later(run, op, exchange(run, op, flat))
 
 
-def _await_later(run: Runner, op: Instruction, pending: Pending) -> None:
+def await_later(run: Runner, op: Instruction, pending: Pending) -> None:
     """Whoever reads what an operation makes waits for it first."""
     run.current.pending |= dict.fromkeys(op.made, pending)
 
@@ -204,10 +226,10 @@ def exchange(run: Runner, op: Instruction, tensor: Tensor) -> Noted:
     """Start a sum over a group, and note when it is over."""
     start = now()
     work = run.part.transport.all_reduce(tensor, run.part.groups[op.group])
-    return _noted(run, op, start, Works([work], [tensor]), tensor.nbytes)
+    return noted(run, op, start, Works([work], [tensor]), tensor.nbytes)
 
 
-def _noted(run: Runner, op: Instruction, start: float, works: Works, size: int = 0) -> Noted:
+def noted(run: Runner, op: Instruction, start: float, works: Works, size: int = 0) -> Noted:
     noted = Noted(works, lambda end: run.recorder.note(op.op, start, end, size))
     if op.waits:
         noted.wait()
@@ -277,7 +299,10 @@ def _reduce(run: Runner, op: Instruction, place: int) -> None:
         flat = _side_by_side(copies[0])
         for other in copies[1:]:
             flat += _side_by_side(other)
-        _await_later(run, op, Returning(exchange(run, op, flat), flat, copies))
+        await_later(run, op, Returning(exchange(run, op, flat), flat, copies))
+        return
+    if run.part.held[op.stage].shards is not None:
+        sharded.across(run, op)
         return
     reducer = run.part.held[op.stage].reducer
     if reducer is None:
@@ -331,7 +356,7 @@ def _barrier(run: Runner, op: Instruction, place: int) -> None:
     if run.part.device.type == "cuda":  # not the whole device: receives of later phases are posted there already
         torch.cuda.current_stream(run.part.device).synchronize()
     start = now()
-    _noted(run, op, start, Works([run.part.transport.barrier(run.part.groups[op.group])])).wait()
+    noted(run, op, start, Works([run.part.transport.barrier(run.part.groups[op.group])])).wait()
 
 
 def _step(run: Runner, op: Instruction, place: int) -> None:
@@ -345,6 +370,8 @@ def _step(run: Runner, op: Instruction, place: int) -> None:
     held.optimizer.zero_grad(set_to_none=True)
     if held.reducer is not None:
         held.reducer.zero()
+    if held.shards is not None:
+        held.shards.zero_gradients()
 
 
 def _clip(run: Runner, held: Held, limit: float) -> None:
@@ -355,7 +382,7 @@ def _clip(run: Runner, held: Held, limit: float) -> None:
         state.norm = float(_squares(run)) ** 0.5
     scale = limit / (state.norm + 1e-6)
     if scale < 1:
-        for parameter in held.stage.parameters():
+        for parameter in held.stepped.values():
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
 
@@ -387,4 +414,7 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.NORM: _norm,
     Kind.STEP: _step,
     Kind.BARRIER: _barrier,
+    Kind.SCATTER_GRAD: sharded.scatter,
+    Kind.GATHER_F: sharded.gather,
+    Kind.GATHER_B: sharded.gather,
 }

@@ -21,6 +21,8 @@ from trainplan.engine.instructions import Instruction, instructions
 from trainplan.engine.recorder import Recorder
 from trainplan.engine.reducer import Reducer
 from trainplan.engine.seeds import seed_of
+from trainplan.engine.sharded import Chain, Gathered
+from trainplan.engine.shards import Shards
 from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending
 from trainplan.errors import RunError
 from trainplan.profile.capture.sliced import Carry, Slice
@@ -49,11 +51,24 @@ class Held:
     reducer: Reducer | None = None
     counted: tuple[nn.Parameter, ...] = ()  # parameters whose gradients this copy adds to the norm
     no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
+    shards: Shards | None = None  # what replicas share out of it
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """Those that are trained, by name."""
         return {name: p for name, p in self.stage.named_parameters() if p.requires_grad}
+
+    @property
+    def stepped(self) -> dict[str, nn.Parameter]:
+        """What the optimizer steps here, by name: those, or this rank's part of them."""
+        return stepped(self.parameters, self.shards)
+
+
+def stepped(parameters: dict[str, nn.Parameter], shards: Shards | None) -> dict[str, nn.Parameter]:
+    """Of these parameters what is stepped here."""
+    if shards is None:
+        return parameters
+    return {name: p for name, p in parameters.items() if name not in shards.names} | shards.pieces
 
 
 @dataclass
@@ -71,6 +86,7 @@ class Part:
     slices: Sequence[Slice] = ()  # of every sequence; none: sequences are whole
     # Of weights that several stages hold: by unit of their exchange, the parameters of every copy on this rank.
     tied: dict[int, list[list[nn.Parameter]]] = field(default_factory=dict)
+    chain: Chain | None = None  # what follows collectives of gradients that are shared out
 
     @property
     def is_last(self) -> bool:
@@ -118,6 +134,8 @@ class Runner:
         self._posted = self._taken = 0
         self._messages: dict[int, Message] = {}
         self._arrivals: Arrivals | None = None
+        # Where backward has come to a piece of its stage: whoever runs it wants to know.
+        self.boundary: Callable[[int], None] | None = None
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -125,6 +143,9 @@ class Runner:
         """Run the list once. `weights`: of each micro-batch (or slice of one) in the mean of the whole batch."""
         state = self.state = StepState(number, parts, weights)
         self.recorder.begin(number)
+        for held in self.part.held.values():
+            if held.shards is not None:
+                held.shards.close()  # what somebody wanted to see since the last step
         self._posted = self._taken = 0
         self._messages = {}
         self._post()
@@ -145,7 +166,7 @@ class Runner:
         if instruction.kind in RECEIVES:
             self._receive(instruction, state)
             return 1
-        self._await(instruction, state)
+        self.wait_for(instruction)
         start = self.recorder.mark()
         taken = self.handlers[instruction.kind](self, instruction, place) or 1
         if taken == 1 and instruction.kind not in NOTED_BY_THEIR_HANDLERS:
@@ -154,10 +175,22 @@ class Runner:
             self.free(done, state)
         return taken
 
-    def _await(self, instruction: Instruction, state: StepState) -> None:
+    def do(self, place: int) -> None:
+        """Run an instruction that is due while another one is on its way."""
+        self._run(place, self.current)
+
+    def came_back_to(self, piece: int) -> None:
+        """The backward pass that is on its way begins with a piece of its stage."""
+        if self.boundary is not None:
+            self.boundary(piece)
+
+    def wait_for(self, instruction: Instruction) -> None:
+        """Wait for what an instruction reads; not where a chain does it, after what it reads."""
+        chained = self.part.chain is not None and instruction.kind is Kind.REDUCE_GRAD
+        chained &= instruction.unit not in self.part.tied
         for value in instruction.reads:
-            pending = state.pending.pop(value, None)
-            if pending is not None:
+            pending = self.current.pending.pop(value, None)
+            if pending is not None and not chained:
                 self._wait(pending, instruction, "its group")
 
     def _wait(self, pending: Pending, instruction: Instruction, whom: str) -> None:
@@ -171,7 +204,9 @@ class Runner:
     def free(self, instruction: Instruction, state: StepState) -> None:
         """Drop what the program says is over. What was sent has been taken by then, so waiting for it costs nothing."""
         for value in instruction.frees:
-            state.values.pop(value, None)
+            given_up = state.values.pop(value, None)
+            if isinstance(given_up, Gathered):
+                given_up.release()
             pending = state.sending.pop(value, None)
             if pending is not None:
                 self._wait(pending, instruction, "whoever receives what was sent")

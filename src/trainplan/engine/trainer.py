@@ -26,7 +26,9 @@ from trainplan.engine import checkpoint
 from trainplan.engine.observed import WARM_UP_STEPS, Observed
 from trainplan.engine.recorder import Recorder, now
 from trainplan.engine.reducer import Reducer
-from trainplan.engine.runner import Held, Part, Runner
+from trainplan.engine.runner import Held, Part, Runner, stepped
+from trainplan.engine.sharded import Chain
+from trainplan.engine.shards import Shards, check_elementwise
 from trainplan.engine.transport import transport
 from trainplan.engine.weights import weights_of
 from trainplan.engine.world import groups_of
@@ -179,6 +181,7 @@ class Trainer:
             layout=layout, replica=self.replica, held=held, loss=self.workload.loss,
             transport=self._transport, groups=groups, seed=self.seed, device=self.device,
             slices=self.slices,
+            chain=Chain(self.device, layout.backend.receives_wait) if self.plan.zero else None,
             tied={unit: _copies(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
         )  # fmt: skip
         return self._part
@@ -193,17 +196,33 @@ class Trainer:
             module = Observed(stage, groups[0], self.plan.bucket)
         elif layout.buckets[number]:
             reducer = Reducer(parameters, [bucket.names for bucket in layout.buckets[number]])
-        optimizer, self._optimizer_groups = make(self.workload.optimizer, self.captured.stand_ins(), parameters)
+        shards = self._shards(number, parameters, layout)
+        own = stepped(parameters, shards)
+        optimizer, self._optimizer_groups = make(
+            self.workload.optimizer, self.captured.stand_ins(), own, shards.names if shards is not None else ()
+        )
+        if shards is not None:
+            check_elementwise(optimizer, self.plan.zero)
         # In a replica each weight counts once: in the first stage that holds it, and there in the first copy.
         elsewhere = {name for tie in layout.ties if number in tie.stages[1:] for name in tie.names}
         copies = [self.plan.rank(self.replica, number, line) for line in range(self.plan.lines)]
-        counted = () if copies[0] != self.rank else tuple(p for name, p in parameters.items() if name not in elsewhere)
+        counted = () if copies[0] != self.rank else tuple(p for name, p in own.items() if name not in elsewhere)
+        if shards is not None and shards.place:  # what is not shared out the first of those who share counts
+            counted = tuple(shards.pieces.values())
         return Held(
             number=number, stage=stage, module=module, optimizer=optimizer,
             scheduler=scheduler_of(self.workload, optimizer), is_last=number == layout.stages[-1],
             is_first_copy=self.plan.replicas_of(number)[0] == self.rank, reducer=reducer, counted=counted,
-            no_sync=module.no_sync if isinstance(module, Observed) else nullcontext,
+            no_sync=module.no_sync if isinstance(module, Observed) else nullcontext, shards=shards,
         )  # fmt: skip
+
+    def _shards(self, number: int, parameters: dict[str, nn.Parameter], layout: Layout) -> Shards | None:
+        """What this rank has of a stage whose states are shared out."""
+        if not layout.units[number]:
+            return None
+        ranks, _ = layout.share_group(number, layout.sharing(self.replica))
+        place = self.replica % self.plan.sharers
+        return Shards(layout.units[number], parameters, place, self.plan.zero, self._groups[ranks])
 
     def _new_groups(self, groups: tuple[tuple[int, ...], ...]) -> list[dist.ProcessGroup | None]:
         fresh = tuple(ranks for ranks in groups if ranks not in self._groups)
@@ -218,9 +237,17 @@ class Trainer:
         assert self._part is not None
         return self._part
 
+    def gather(self) -> None:
+        """Have all weights of this rank's stages whole, and as the last step left them, until the next step; all ranks
+        call this. (It does something only where replicas share out their states.)"""
+        for held in self.part.held.values():
+            if held.shards is not None:
+                held.shards.gather()
+
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters on this rank, under the model's own names."""
+        """The parameters on this rank, under the model's own names. Where replicas share out their states, those that
+        others have stepped are here after `gather`."""
         return {name: p for stage in self.stages.values() for name, p in stage.named_parameters()}
 
     @property
@@ -274,6 +301,7 @@ class Trainer:
         """
         # All replicas, so that process groups are made by all: the first time that one is needed, it is here.
         runner = next(iter(self._runners.values()), None) or self._runner(self.workload.batch)
+        self.gather()
         if self.replica != 0:
             return None
         batch = as_batch(batch)

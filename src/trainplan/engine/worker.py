@@ -26,6 +26,7 @@ from trainplan.engine.job import Job
 from trainplan.engine.measurement import Measurement, measure, peak_bytes
 from trainplan.engine.nodes import agree, hand_over
 from trainplan.engine.recorder import now
+from trainplan.engine.runner import Held
 from trainplan.engine.trainer import StepResult, Trainer, build
 from trainplan.engine.world import join, leave, tell, told
 from trainplan.errors import TrainplanError
@@ -208,13 +209,12 @@ def _say(
 
 
 def _state(trainer: Trainer) -> dict[str, Any]:
-    from trainplan.engine.oracle import optimizer_state
-
     copies = list(trainer.part.held.values())
     first = [held for held in copies if held.is_first_copy]
     state: dict[str, Any] = {}
     for held in copies:
-        state |= optimizer_state(held.optimizer, held.parameters)
+        state |= whole_state(held)
+    trainer.gather()
     return {
         "weights": {name: p.detach().cpu() for name, p in trainer.parameters.items()},
         # Running statistics are those of the first copy of a stage.
@@ -223,15 +223,34 @@ def _state(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def whole_state(held: Held) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors that an optimizer keeps of the weights of a stage; all who share these out call this."""
+    from trainplan.engine.oracle import optimizer_state
+
+    found = optimizer_state(held.optimizer, held.stepped)
+    if held.shards is not None:
+        for unit in range(len(held.shards.units)):
+            for name, entries in held.shards.whole_state(unit, held.optimizer.state).items():
+                found[name] = {key: value for key, value in entries.items() if isinstance(value, torch.Tensor)}
+    return {name: entries for name, entries in found.items() if entries}
+
+
 def gradients_kept(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     """A list that gets the gradients of every step, as they are when its optimizer runs."""
     kept: list[dict[str, torch.Tensor]] = []
     for place, held in enumerate(trainer.part.held.values()):
 
-        def before(*_: Any, place: int = place, parameters: dict[str, torch.nn.Parameter] = held.parameters) -> None:
+        shards = held.shards
+        whole = {n: p for n, p in held.parameters.items() if shards is None or n not in shards.names}
+
+        def before(
+            *_: Any, place: int = place, parameters: dict[str, torch.nn.Parameter] = whole, shards: Any = shards
+        ) -> None:
             if not place:  # the stages of a rank step one after the other
                 kept.append({})
             kept[-1] |= {n: p.grad.detach().cpu().clone() for n, p in parameters.items() if p.grad is not None}
+            if shards is not None:
+                kept[-1] |= {name: gradient.cpu() for name, gradient in shards.whole_gradients().items()}
 
         held.optimizer.register_step_pre_hook(before)
     return kept

@@ -29,8 +29,8 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
         if getattr(plan, field) < 1:
             raise PlanError(asked, f"{field} counts from 1, and is {getattr(plan, field)}", f"{field}=1")
     check_order(plan, asked)
-    check_sharding(plan, asked)
     _placement(plan, asked)
+    check_sharding(plan, asked)
     check_stages(plan, asked)
     _devices(plan, asked, world)
     _batch(plan, asked, batch)

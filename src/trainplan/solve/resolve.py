@@ -60,7 +60,7 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
     request = settled(request, f"plan {brief(request)!r}")
     if request.partition is not None:
         refuse(request)
-    sketch = shape(request, len(profile.blocks), cluster.world, batch)
+    sketch = shape(request, len(profile.blocks), cluster.world, batch, len(cluster.nodes[0].devices))
     left = open_fields(request)
     if request.partition is not None:
         return _by_name(request, sketch, cluster, batch, tables)

@@ -16,6 +16,7 @@ from trainplan.plan.placement import placement, renamed
 from trainplan.plan.plan import Plan, Request, plan, usual_lines
 from trainplan.plan.rules import (
     CHUNKED,
+    check_sharding,
     check_sketch,
     check_stages,
     fewer_stages,
@@ -30,8 +31,9 @@ USUAL_BUCKET = 25 * 2**20  # torch's
 ENOUGH = 16  # micro-batches for each stage
 
 
-def shape(request: Request, blocks: int, world: int, batch: int) -> Plan:
+def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0) -> Plan:
     """A sketch of the plan: everything but `micro`, `stages` and `bucket` decided, those as usual where they are open.
+    `inside`: devices of a node, within which hybrid sharding shares out.
 
     Refused where it cannot be met, before anything is solved for it.
 
@@ -54,7 +56,7 @@ def shape(request: Request, blocks: int, world: int, batch: int) -> Plan:
     if pp is None and request.stages:
         pp = -(-(len(request.stages) + 1) // chunks)
     if dp is None:
-        exchanges = request.exchange is not None or request.bucket is not None
+        exchanges = request.exchange is not None or request.bucket is not None or bool(request.zero)
         dp = max(1, min(world // (pp or 1), batch)) if exchanges else 1
     if pp is None:
         pp = max(1, min(world // dp, blocks // chunks)) if request.schedule or request.partition else 1
@@ -67,12 +69,23 @@ def shape(request: Request, blocks: int, world: int, batch: int) -> Plan:
         stages=request.stages or (), recompute=request.recompute or "none",
         exchange=request.exchange or "all-reduce", bucket=request.bucket or USUAL_BUCKET,
         updates=request.updates or "sync", precision=request.precision or "fp32", overlap=request.overlap or "on",
-        blocks=blocks, key=request.key, order=request.order or (),
+        blocks=blocks, key=request.key, order=request.order or (), zero=request.zero or 0,
+        shard=request.shard or (_hybrid(dp, inside) if request.key == "hsdp" else 0),
     )  # fmt: skip
     if own:
         sketch = _placed(sketch, own, f"plan {brief(request)!r}")
     _refuse(request, sketch, world, batch)
     return sketch
+
+
+def _hybrid(dp: int, inside: int) -> int:
+    """Over how many replicas hybrid sharding shares out: those of a node, or else of as large a part as there is.
+
+    >>> _hybrid(16, inside=8), _hybrid(8, inside=8), _hybrid(6, inside=4), _hybrid(2, inside=8)
+    (8, 4, 3, 1)
+    """
+    parts = [count for count in range(1, dp) if dp % count == 0] or [1]
+    return inside if inside in parts and inside > 1 else max(parts)
 
 
 def _placed(sketch: Plan, table: tuple[int, ...], asked: str) -> Plan:
@@ -142,5 +155,6 @@ def _together(request: Request, sketch: Plan, asked: str) -> None:
         takes_slices(sketch.schedule, asked)
     micro = request.micro or max(sketch.micro, least_micro(sketch))
     check_sketch(replace(sketch, micro=micro), asked)
+    check_sharding(sketch, asked)
     if request.stages is not None:
         check_stages(sketch, asked)

@@ -20,7 +20,7 @@ resumed under any plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -43,9 +43,13 @@ def make(
     factory: Callable[[list[tuple[str, nn.Parameter]]], Any],
     whole: Mapping[str, nn.Parameter],
     ours: Mapping[str, nn.Parameter],
+    in_part: Collection[str] = (),
 ) -> tuple[torch.optim.Optimizer, Groups]:
-    """The optimizer of `ours`, some of the parameters of the `whole` model, and the names in each of its groups."""
-    given = [(name, ours.get(name, parameter)) for name, parameter in whole.items()]
+    """The optimizer of `ours`, some of the parameters of the `whole` model, and the names in each of its groups.
+
+    Of those that are here `in_part` only, the factory sees the whole, and the optimizer gets what there is.
+    """
+    given = [(name, parameter if name in in_part else ours.get(name, parameter)) for name, parameter in whole.items()]
     try:
         optimizer = factory(given)
     except TrainplanError:
@@ -65,7 +69,7 @@ def make(
         if "param_names" in group:  # torch keeps them where it was given pairs
             group["param_names"] = [name for name in names if name in ours]
     for name, parameter in given:
-        if name not in ours:
+        if name not in ours or name in in_part:
             optimizer.state.pop(parameter, None)  # some make their state at once
     return optimizer, groups
 

@@ -158,12 +158,14 @@ class Stage(nn.Module):
         batch: Batch,
         before_block: Callable[[int], None] | None = None,
         part: Slice | None = None,
+        before_each: Callable[[int, Environment], None] | None = None,
     ) -> tuple[Environment, Any]:
         """Run the blocks: what later stages read, and the model's output if this is the last stage (else None).
 
         `before_block(b)` is called before every block that draws random numbers, so that it can be seeded. With a
         `part`, crossings and output are those of a slice of the batch's sequences; the batch is whole, since what
         depends on it alone is worked out for whole sequences. (Keys and values are carried: `sliced.carrying`.)
+        `before_each(b, env)` is called before every block, with what there is then of the crossings.
         """
         self.check(batch)
         missing = [name for name in self.reads if name not in crossings]
@@ -171,6 +173,8 @@ class Stage(nn.Module):
             raise ModelError(f"stage of blocks {self.first} to {self.last}", f"it was not given {', '.join(missing)}")
         env: Environment = {name: crossings[name] for name in self.reads}
         for index in range(self.first, self.last):
+            if before_each is not None:
+                before_each(index, env)
             if before_block is not None and self.captured.blocks[index].random:
                 before_block(index)
             self.run_block(index, env, batch, part)

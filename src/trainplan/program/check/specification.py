@@ -12,7 +12,8 @@ marked.
 4. *alive*: an operation makes, reads and frees only what is on its rank, after it was made and before it is freed.
    (memory.py)
 5. *updated*: a stage steps once, after every backward pass of the step and after every exchange of its gradients; an
-   exchange sums something of every member, and every member reads the sum.   (weights.py)
+   exchange sums something of every member, and every member reads the sum. Where replicas share out a stage, each
+   steps its share, and nobody computes with weights that were not gathered since.   (weights.py)
 6. *fresh*: compute reads weights that lack no more updates than the program allows, and backward the same as forward.
 7. *ends*: no operation waits for itself in a circle: the program runs to its end.   (order.py)
 8. *ordered*: there is one order of all collectives that every rank keeps to, also of collectives of different groups.
@@ -32,13 +33,13 @@ from trainplan.program.check.messages import handed_over, matched
 from trainplan.program.check.order import apart, ends, ordered
 from trainplan.program.check.passes import listed, once
 from trainplan.program.check.view import Fault, View
-from trainplan.program.check.weights import fresh, updated
+from trainplan.program.check.weights import fresh, gathered, updated
 from trainplan.program.program import Program
 from trainplan.program.wiring import Wiring, wire
 
 _SHOWN = 12  # faults beyond these are counted, not printed
 RULES: tuple[Callable[[View], Iterator[Fault]], ...] = (
-    once, matched, handed_over, alive, updated, fresh, ends, ordered, apart,
+    once, matched, handed_over, alive, updated, gathered, fresh, ends, ordered, apart,
 )  # fmt: skip
 
 
