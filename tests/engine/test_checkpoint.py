@@ -23,6 +23,14 @@ CHOICES = {
     "pipeline": {"pp": 2, "micro": 2, "schedule": "1f1b", "stages": (2,)},
     "both": {"dp": 2, "pp": 2, "micro": 1, "schedule": "gpipe", "stages": (4,), "bucket": 300, "recompute": "full"},
 }
+# Whatever was shared out is saved whole, and whoever resumes takes its own part of it.
+SHARED_OUT = {
+    "zero1 on two": {"dp": 2, "zero": 1, "bucket": 300},
+    "zero2 in a pipeline": {**CHOICES["both"], "zero": 2, "micro": 1},
+    "zero3 on four": {"dp": 4, "zero": 3, "bucket": 300},
+    "in groups": {"dp": 4, "shard": 2, "zero": 3, "bucket": 10_000},
+}
+CHOICES |= SHARED_OUT
 GROUPED = ("grouped_adamw", "onecycle")
 
 
@@ -47,6 +55,7 @@ def part_of_a_run(
         trainer.place = {"batch": number + 1}
     if not resume:
         trainer.save(folder)
+    trainer.gather()
     values = {n: p.detach().clone() for n, p in trainer.parameters.items()}
     if trainer.replica == 0:  # running statistics are those of replica 0
         values |= {n: b.detach().clone() for n, b in trainer.buffers.items()}
@@ -90,6 +99,15 @@ def test_resumed_under_another_plan(before: str, after: str, training: tuple[str
     fields = {"schedule": training[1]} if len(training) > 1 else {}
     want = alone(Case("single", "tied", {}, sizes=tuple(SIZES), optimizer=training[0], fields=fields))
     hold(run(after, 2, 4, folder, True, kind), want)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("zero3 on four", "zero1 on two"), ("zero1 on two", "zero2 in a pipeline"), ("in groups", "single")],
+)
+def test_what_was_shared_out_is_resumed_by_others(before: str, after: str, tmp_path: Path) -> None:
+    """With another number of ranks, another stage of sharing out, or none."""
+    test_resumed_under_another_plan(before, after, GROUPED, tmp_path)
 
 
 @pytest.mark.parametrize("schedule", ["lambda", "cosine", "steps", "sequence"])

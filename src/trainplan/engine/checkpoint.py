@@ -21,7 +21,7 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -79,7 +79,9 @@ def save(trainer: Trainer, path: str | Path) -> None:
             raise RunError(f"saving {path}", str(error.strerror), instead) from None
     _barrier()
     # Copies of a stage are the same, apart from running statistics, which are those of the first.
-    tensors = _tensors(trainer, [held for held in trainer.part.held.values() if held.is_first_copy])
+    tensors = _tensors([held for held in trainer.part.held.values() if held.is_first_copy])
+    for held in trainer.part.held.values():
+        tensors |= _shared_out(trainer, held)
     try:
         with _quiet():
             dcp.save(tensors, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
@@ -158,18 +160,44 @@ def _optimizer(trainer: Trainer) -> tuple[torch.optim.Optimizer, Any]:
 
 
 def _model(held: Held) -> dict[str, Tensor]:
+    """Weights and buffers, but for what replicas share out."""
     tensors = {**dict(held.stage.named_parameters()), **dict(held.stage.named_buffers())}
-    return {f"model.{name}": tensor.detach() for name, tensor in tensors.items()}
+    apart = held.shards.names if held.shards is not None else ()
+    return {f"model.{name}": tensor.detach() for name, tensor in tensors.items() if name not in apart}
 
 
-def _tensors(trainer: Trainer, copies: list[Held]) -> dict[str, Any]:
+def _tensors(copies: list[Held]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for held in copies:
         found |= _model(held)
-        for name, parameter in held.parameters.items():
-            for key, value in held.optimizer.state.get(parameter, {}).items():
-                if value is not None:
-                    found[f"optimizer.{name}:{key}"] = value
+        for name, parameter in _whole_here(held).items():
+            found |= _entries(name, held.optimizer.state.get(parameter, {}))
+    return found
+
+
+def _entries(name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"optimizer.{name}:{key}": value for key, value in state.items() if value is not None}
+
+
+def _whole_here(held: Held) -> dict[str, nn.Parameter]:
+    """The parameters of a stage that this rank steps whole."""
+    apart = held.shards.names if held.shards is not None else ()
+    return {name: p for name, p in held.parameters.items() if name not in apart}
+
+
+def _shared_out(trainer: Trainer, held: Held) -> dict[str, Any]:
+    """What replicas share out, as if it were whole: one unit after the other is gathered, and each is written by another
+    of those who share them, so that nobody holds more than the mean. Only the first group of replicas writes."""
+    shards, found = held.shards, dict[str, Any]()
+    if shards is None or trainer.replica >= trainer.plan.sharers:
+        return found
+    for unit in range(len(shards.units)):
+        weights = shards.whole_weights(unit)
+        state = shards.whole_state(unit, held.optimizer.state)
+        if unit % trainer.plan.sharers == shards.place:
+            found |= {f"model.{name}": tensor for name, tensor in weights.items()}
+            for name, entries in state.items():
+                found |= _entries(name, entries)
     return found
 
 
@@ -190,21 +218,46 @@ def load(trainer: Trainer, path: str | Path) -> None:
     saved = _saved(path)
     _check_model(trainer, path, about, saved)
     training = _check_training(trainer, path, about)
-    # Stage by stage: all ranks load together, and one that holds fewer stages than another loads nothing then.
-    most = max(
-        Counter(rank for stage in range(trainer.plan.depth) for rank in trainer.plan.replicas_of(stage)).values()
-    )
-    for held in [*trainer.part.held.values(), *[None] * (most - len(trainer.part.held))]:
-        wanted: dict[str, Any] = {**_model(held), **_state_wanted(held, saved)} if held else {}
+    # Stage by stage, and unit by unit of what is shared out: all ranks load together, and one that has fewer to load than
+    # another loads nothing then.
+    loads = [(held, unit) for held in trainer.part.held.values() for unit in (-1, *range(_units(held)))]
+    for held, unit in [*loads, *[(None, -1)] * (_most_loads(trainer) - len(loads))]:
+        wanted: dict[str, Any] = {}
+        if held is not None:
+            own, model = (_whole_here(held), _model(held)) if unit < 0 else _unit_wanted(held, unit)
+            wanted = {**model, **_state_wanted(held, own, saved)}
         try:
             with _quiet():
                 dcp.load(wanted, checkpoint_id=str(path), no_dist=not dist.is_initialized())
         except CheckpointException as error:
             raise _broken(path, _reason(error)) from None
-        if held:
-            _take_state(held, wanted)
-            _take_settings(held, training)
+        if held is not None:
+            _take_state(held, wanted, unit)
+    for held in trainer.part.held.values():
+        _take_settings(held, training)
     trainer.continue_from(about.step, about.seed, about.place)
+
+
+def _units(held: Held) -> int:
+    return len(held.shards.units) if held.shards is not None else 0
+
+
+def _most_loads(trainer: Trainer) -> int:
+    """How many loads the rank with the most of them has."""
+    plan, units = trainer.plan, trainer.part.layout.units
+    count = Counter[int]()
+    for stage in range(plan.depth):
+        for rank in plan.replicas_of(stage):
+            count[rank] += 1 + len(units[stage])
+    return max(count.values())
+
+
+def _unit_wanted(held: Held, unit: int) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
+    """The parameters of a unit that this rank has a part of, and places for them as a whole."""
+    assert held.shards is not None
+    own = {name: held.shards.pieces[name] for name in held.shards.units[unit].parts(held.shards.place)}
+    whole = dict(zip(held.shards.units[unit].names, held.shards.weights[unit], strict=True))
+    return own, {f"model.{name}": torch.empty(whole[name].shape, dtype=p.dtype) for name, p in own.items()}
 
 
 def read_about(path: Path) -> About:
@@ -306,9 +359,9 @@ def _check_groups(here: Groups, there: list[tuple[str, ...]], path: Path) -> Non
         raise InputError(f"checkpoint {path}", why, "an optimizer with the same groups")
 
 
-def _state_wanted(held: Held, saved: dict[str, Any]) -> dict[str, Any]:
-    """Places for the optimizer's state of the parameters that are here."""
-    parameters, wanted = held.parameters, dict[str, Any]()
+def _state_wanted(held: Held, parameters: Mapping[str, nn.Parameter], saved: dict[str, Any]) -> dict[str, Any]:
+    """Places for the optimizer's state of some of the parameters that are here."""
+    wanted = dict[str, Any]()
     groups = held.optimizer.param_groups
     on_device = {p for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
     for key, item in saved.items():
@@ -333,14 +386,25 @@ def _take_settings(held: Held, training: dict[str, Any]) -> None:
         held.scheduler.load_state_dict(training["scheduler"])
 
 
-def _take_state(held: Held, loaded: dict[str, Any]) -> None:
-    parameters, state = held.parameters, held.optimizer.state
-    for parameter in parameters.values():
-        state.pop(parameter, None)
+def _take_state(held: Held, loaded: dict[str, Any], unit: int = -1) -> None:
+    """What was loaded of the optimizer, and of a unit its weights: as it is, or this rank's part of it."""
+    shards, state = held.shards, held.optimizer.state
+    found: dict[str, dict[str, Any]] = {}
     for key, value in loaded.items():
         if key.startswith("optimizer."):
             name, _, entry = key.removeprefix("optimizer.").rpartition(":")
-            state[parameters[name]][entry] = value
+            found.setdefault(name, {})[entry] = value
+    if unit >= 0:
+        assert shards is not None
+        for name in shards.units[unit].parts(shards.place):
+            state.pop(shards.pieces[name], None)
+        shards.take_weights(unit, {key.removeprefix("model."): v for key, v in loaded.items() if key[:6] == "model."})
+        shards.take_state(unit, found, state)
+        return
+    for name, parameter in _whole_here(held).items():
+        state.pop(parameter, None)
+        for entry, value in found.get(name, {}).items():
+            state[parameter][entry] = value
 
 
 def _like(value: Any, there: Any) -> Any:
