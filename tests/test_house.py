@@ -134,6 +134,7 @@ def lowered_kinds() -> set[Kind]:
                     blocks=4, recompute=recompute, slices=(2, 1) if schedule == SLICED else (),
                 )  # fmt: skip
                 found |= {Kind(int(kind)) for kind in lower(choices, profile, 8).kind}
+    found |= {Kind(int(kind)) for kind in lower(plan(dp=2, zero=3, blocks=4, bucket=1), profile, 8).kind}
     return found
 
 

@@ -88,6 +88,14 @@ ILLEGAL = [
     ({**SLICES, "slices": ()}, {}, "two slices or more, of at least one token, not ()", "slices=4"),
     ({**SLICES, "slices": (4, 0)}, {}, "of at least one token, not (4, 0)", "slices=4"),
     ({}, {"batch": 0}, "a batch has at least one sample", "--batch 32"),
+    ({"dp": 2, "zero": 4}, {}, "zero is 0 (nothing is shared out), 1, 2 or 3, not 4", "zero=3"),
+    ({"zero": 1}, {}, "shares out among replicas, and there is one", "dp=2"),
+    ({"dp": 6, "zero": 3, "shard": 4}, {}, "6 replicas cannot be put into groups of 4", "shard=2 or 3 or 6"),
+    ({"dp": 2, "zero": 3, "shard": 1}, {}, "one replica alone has nothing to share out", "shard=2"),
+    ({"dp": 4, "shard": 2}, {}, "and nothing says what", "zero=3 shard=2"),
+    ({**PIPELINE, "stages": (2, 4), "dp": 2, "zero": 2, "schedule": "zb-h1"}, {}, "zb-h1 has them only", "zero=1, or"),
+    ({**PIPELINE, "stages": (2, 4), "dp": 2, "zero": 1, "schedule": "gems"}, {}, "in two directions", "schedule=1f1b"),
+    ({**PIPELINE, "stages": (2, 4), "dp": 2, "zero": 1, "schedule": "lockstep"}, {}, "no place for", "schedule=1f1b"),
 ]
 
 

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
-from tests.program.legality import rejecting, replicas, two_stages
+from tests.program.legality import PROFILE, rejecting, replicas, two_stages
 from tests.program.surgery import change, find, forget, move, reread, twice, without
+from trainplan.plan.plan import plan
 from trainplan.program.builder import Builder
+from trainplan.program.check import faults
+from trainplan.program.lower import lower
 from trainplan.program.ops import Value
 from trainplan.program.program import Program
 
@@ -69,7 +72,41 @@ def reads_another_version_than_it_says() -> Program:
     return build.program()
 
 
+def shared_out(zero: int) -> Program:
+    """Two replicas that share out two units, with two micro-batches; the second step."""
+    return lower(plan(dp=2, micro=2, bucket=1000, blocks=2, zero=zero), PROFILE, batch=4, steps=2)
+
+
+def not_reading(program: Program, reader: str, gather: str) -> Program:
+    """An operation of rank 0 forgets to wait for weights."""
+    of_gather = program.makes.row(find(program, gather))
+    op = next(op.id for op in program.ops() if str(op) == reader and op.ranks == (0,))
+    return reread(program, op, lambda row: [v for v in row if v not in of_gather])
+
+
+def computes_with_old_weights() -> Program:
+    return not_reading(shared_out(1), "0F0.1@1", "0GATHER_F0.1@1")
+
+
+def computes_with_weights_that_are_gone() -> Program:
+    return not_reading(shared_out(3), "0B1", "0GATHER_F1.1")
+
+
+def share_is_not_stepped() -> Program:
+    program = shared_out(2)
+    token = [v for v in program.makes.row(find(program, "0SCATTER_GRAD1")) if program.value_rank[v] == 0]
+    steps = [op.id for op in program.ops() if str(op) == "0STEP" and op.ranks == (0,)]
+    return reread(program, steps[0], lambda row: [v for v in row if v not in token])
+
+
+def test_every_stage_of_sharing_out_is_legal() -> None:
+    assert [faults(shared_out(zero)) for zero in (1, 2, 3)] == [[], [], []]
+
+
 test_rejects = rejecting(
+    (computes_with_old_weights, "updated", "0F0@1", "computes with weights of unit 1 that nobody has gathered for it"),
+    (computes_with_weights_that_are_gone, "updated", "0B1", "computes with weights of unit 1 that nobody has"),
+    (share_is_not_stepped, "updated", "0SCATTER_GRAD1", "nobody on rank 0 reads what 0SCATTER_GRAD1 has summed"),
     (steps_before_backward, "updated", "0B1", "comes after 0STEP"),
     (steps_twice, "updated", "1STEP", "steps 2 times in one step", "alive"),
     (never_steps, "updated", "1B0@1", "never steps"),

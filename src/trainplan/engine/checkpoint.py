@@ -186,8 +186,9 @@ def _whole_here(held: Held) -> dict[str, nn.Parameter]:
 
 
 def _shared_out(trainer: Trainer, held: Held) -> dict[str, Any]:
-    """What replicas share out, as if it were whole: one unit after the other is gathered, and each is written by another
-    of those who share them, so that nobody holds more than the mean. Only the first group of replicas writes."""
+    """What replicas share out, as if it were whole: one unit after the other is gathered, and each is written by
+    another of those who share them, so that nobody holds more than the mean. Only the first group of replicas writes.
+    """
     shards, found = held.shards, dict[str, Any]()
     if shards is None or trainer.replica >= trainer.plan.sharers:
         return found
@@ -218,8 +219,8 @@ def load(trainer: Trainer, path: str | Path) -> None:
     saved = _saved(path)
     _check_model(trainer, path, about, saved)
     training = _check_training(trainer, path, about)
-    # Stage by stage, and unit by unit of what is shared out: all ranks load together, and one that has fewer to load than
-    # another loads nothing then.
+    # Stage by stage, and unit by unit of what is shared out: all ranks load together, and one that has fewer to load
+    # than another loads nothing then.
     loads = [(held, unit) for held in trainer.part.held.values() for unit in (-1, *range(_units(held)))]
     for held, unit in [*loads, *[(None, -1)] * (_most_loads(trainer) - len(loads))]:
         wanted: dict[str, Any] = {}

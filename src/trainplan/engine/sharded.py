@@ -1,8 +1,9 @@
 """Gathering and scattering: handlers, and passes that come in pieces with these between them.
 
-Collectives go on behind the host's back. What follows one (adding up what came, the sum over groups of replicas) is done
-by a thread of its own, one thing after the other in the order of the list, so that nobody waits for it but whoever reads
-it, and all ranks start their sums in the same order. Where only devices wait (NCCL) a second stream does the same.
+Collectives go on behind the host's back. What follows one (adding up what came, the sum over groups of replicas) is
+done by a thread of its own, one thing after the other in the order of the list, so that nobody waits for it but whoever
+reads it, and all ranks start their sums in the same order. Where only devices wait (NCCL) a second stream does the
+same.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Chain:
         return _OnStream(self._stream)
 
 
-# -- handlers -----------------------------------------------------------------------------------------------------------
+# -- handlers ---------------------------------------------------------------------------------------------------------
 
 
 def gather(run: Runner, op: Instruction, place: int) -> None:
@@ -145,7 +146,7 @@ def _shards(run: Runner, op: Instruction) -> Shards:
     return shards
 
 
-# -- passes in pieces -----------------------------------------------------------------------------------------------------
+# -- passes in pieces -------------------------------------------------------------------------------------------------
 
 
 class Pieces:
@@ -195,7 +196,7 @@ class Pieces:
 def between(run: Runner, op: Instruction, pieces: Pieces | None) -> Callable[[int, dict[str, Any]], None] | None:
     """What a forward pass does before each of its blocks; None: nothing.
 
-    Where one of its pieces begins, the next operations of the list are due; and what the pieces before it have made gets
+    Where one of its pieces begins, the next operations of the list are due; and what the piece before it has made gets
     a hook that says when backward comes there.
     """
     cut, blocks = run.part.layout.pieces[op.stage], run.part.held[op.stage].stage.captured.blocks

@@ -1,11 +1,12 @@
 """The states of a stage that replicas share out: where they lie, how they get whole, and who steps which.
 
 The weights of a unit (`program/lower/units.py`) are views of one flat tensor, and a rank's share is a run of its
-elements. The optimizer gets that run weight by weight, as parameters of their own, so that groups, per-parameter options
-and schedulers are torch's own business. That is right for optimizers that treat every element alone, and only for those.
+elements. The optimizer gets that run weight by weight, as parameters of their own, so that groups, per-parameter
+options and schedulers are torch's own business. That is right for optimizers that treat every element alone, and only
+for those.
 
-Under zero=3 the flat tensor has memory only while it is gathered: its storage is emptied and filled again, because graphs
-hold views of it (a transposed weight) that must find the same storage on their way back.
+Under zero=3 the flat tensor has memory only while it is gathered: its storage is emptied and filled again, because
+graphs hold views of it (a transposed weight) that must find the same storage on their way back.
 """
 
 from __future__ import annotations

@@ -239,7 +239,6 @@ def gradients_kept(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     """A list that gets the gradients of every step, as they are when its optimizer runs."""
     kept: list[dict[str, torch.Tensor]] = []
     for place, held in enumerate(trainer.part.held.values()):
-
         shards = held.shards
         whole = {n: p for n, p in held.parameters.items() if shards is None or n not in shards.names}
 

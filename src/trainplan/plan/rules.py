@@ -113,10 +113,13 @@ def check_sharding(plan: Plan, asked: str) -> None:
         raise PlanError(asked, f"zero is 0 (nothing is shared out), 1, 2 or 3, not {zero}", "zero=3")
     if not zero:
         if plan.shard:
-            raise PlanError(asked, f"shard={plan.shard} says over how many replicas, and zero what; there is none", "zero=3")
+            why = f"shard={plan.shard} says how many replicas share out, and nothing says what"
+            raise PlanError(asked, why, f"zero=3 shard={plan.shard}")
         return
     if plan.exchange != "all-reduce":
-        why = f"exchange={plan.exchange} sums whole gradients, and zero={zero} wants each rank to get its share of the sum"
+        why = (
+            f"exchange={plan.exchange} sums whole gradients, and under zero={zero} each rank gets its share of the sum"
+        )
         raise PlanError(asked, why, f"zero={zero} without an exchange")
     if plan.lines > 1:
         what = "different numbers of ranks a stage" if plan.spread else "pipelines in two directions"
@@ -125,13 +128,15 @@ def check_sharding(plan: Plan, asked: str) -> None:
     if plan.schedule in ("lockstep", SLICED):
         raise PlanError(asked, f"schedule={plan.schedule} has no place for gathering weights in it", "schedule=1f1b")
     if zero > 1 and splits_backward(plan):
-        why = f"zero={zero} sums gradients unit by unit as backward goes, and this order has them all at once, in its second part"
+        why = f"zero={zero} sums gradients as backward goes, and {plan.schedule} has them only in its second part"
         raise PlanError(asked, why, "zero=1, or schedule=1f1b")
     if plan.dp == 1:
         raise PlanError(asked, f"zero={zero} shares out among replicas, and there is one", "dp=2, or zero=0")
     if shard == 1 or plan.dp % shard:
         fits = [str(count) for count in range(2, plan.dp + 1) if plan.dp % count == 0]
-        why = f"{plan.dp} replicas cannot be put into groups of {shard}" if shard > 1 else "one replica alone has nothing to share out"
+        why = f"{plan.dp} replicas cannot be put into groups of {shard}"
+        if shard == 1:
+            why = "one replica alone has nothing to share out"
         raise PlanError(asked, why, f"shard={' or '.join(fits)}")
 
 

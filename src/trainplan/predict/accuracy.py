@@ -39,6 +39,8 @@ def plan_kind(plan: Plan | Request) -> str:
     ('dp', '1f1b', 'dp × gpipe')
     >>> plan_kind(parse("dp=2,1,1 pp=3 schedule=1f1b")), plan_kind(parse("pp=2 schedule=gpipe recompute=full"))
     ('1f1b with replicated stages', 'gpipe with recompute')
+    >>> plan_kind(parse("dp=4 zero=2"))
+    'dp with zero=2'
     """
     replicas = (plan.dp or 1) > 1
     if (plan.pp or 1) == 1:
@@ -46,6 +48,7 @@ def plan_kind(plan: Plan | Request) -> str:
     else:
         kind = f"dp × {plan.schedule}" if replicas else str(plan.schedule)
     more = ["replicated stages"] * bool(plan.spread) + ["recompute"] * ((plan.recompute or "none") != "none")
+    more += [f"zero={plan.zero}"] * bool(plan.zero)
     return f"{kind} with {' and '.join(more)}" if more else kind
 
 

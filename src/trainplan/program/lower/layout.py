@@ -152,7 +152,7 @@ class Layout:
     @cached_property
     def first_tie(self) -> int:
         """Unit of the exchange of the first tie: beyond the buckets of every stage, so that all holders agree on it."""
-        return max((len(exchanged) for exchanged in (*self.buckets, *self.units)), default=0)
+        return max(0, *map(len, self.buckets), *map(len, self.units))
 
     # -- what replicas share out ------------------------------------------------------------------------------------
 
@@ -272,7 +272,13 @@ class Layout:
     @property
     def observed(self) -> bool:
         """Pure data parallelism: torch's DDP runs it, and we watch."""
-        return self.plan.dp > 1 and not self.plan.zero and self.plan.pp == 1 and not self.recomputes and self.plan.overlap == "on"
+        return (
+            self.plan.dp > 1
+            and not self.plan.zero
+            and self.plan.pp == 1
+            and not self.recomputes
+            and self.plan.overlap == "on"
+        )
 
     @property
     def gathers(self) -> bool:

@@ -134,21 +134,21 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
     # Gathers and scatters are many: one for each group of replicas, step, micro-batch, stage and unit.
     met = np.flatnonzero(shared)
     if len(met):
-        rows = lists.row[met]
-        columns = [table.replica[rows] // layout.plan.sharers, table.stage[rows], table.kind[rows], table.unit[rows]]
-        name = np.zeros(len(met), dtype=np.int64)
-        for column in (*columns, lists.step[met], lists.piece[met]):
-            name = name * (int(column.max()) + 1) + column
-        _names, first, which = np.unique(name, return_index=True, return_inverse=True)
+        own = lists.row[met]
+        sharing, stages = table.replica[own] // layout.plan.sharers, table.stage[own]
+        number_of = np.zeros(len(met), dtype=np.int64)
+        for column in (sharing, stages, table.kind[own], table.unit[own], lists.step[met], lists.piece[met]):
+            number_of = number_of * (int(column.max()) + 1) + column
+        _names, first, which = np.unique(number_of, return_index=True, return_inverse=True)
         op[met] = len(alone) + len(entry) + which
         entry += met[first].tolist()
-        for of, stage in zip(columns[0][first].tolist(), columns[1][first].tolist(), strict=True):
+        for of, stage in zip(sharing[first].tolist(), stages[first].tolist(), strict=True):
             group.append(number.setdefault(layout.share_group(stage, of), len(number)))
     # So are barriers: one for each replica, step and phase.
     met = np.flatnonzero(barrier)
     replicas, steps, phases = table.replica[lists.row[met]], lists.step[met], lists.phase[met]
-    name = (replicas * (steps.max(initial=0) + 1) + steps) * (phases.max(initial=0) + 1) + phases
-    _names, first, which = np.unique(name, return_index=True, return_inverse=True)
+    number_of = (replicas * (steps.max(initial=0) + 1) + steps) * (phases.max(initial=0) + 1) + phases
+    _names, first, which = np.unique(number_of, return_index=True, return_inverse=True)
     op[met] = len(alone) + len(entry) + which
     entry += met[first].tolist()
     for replica in np.unique(replicas).tolist():

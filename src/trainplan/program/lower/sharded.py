@@ -29,7 +29,10 @@ def forward(
     gathers = _Gathers(layout, stage, line, Kind.GATHER_F, ahead)
     rows = [*gathers.before(0), *takes]
     for piece in range(count):
-        rows += [*(gathers.before(piece) if piece else ()), Row(Kind.F, stage, line, piece)]
+        rows += gathers.before(piece) if piece else []
+        if piece == count - 1 and stage in layout.turning:  # backward follows at once, so this is one piece ahead of it
+            rows += _Gathers(layout, stage, line, Kind.GATHER_B, ahead=1).before(0)
+        rows.append(Row(Kind.F, stage, line, piece))
     return (*rows, *gives)
 
 
@@ -37,7 +40,8 @@ def backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], las
     """A backward pass that scatters on its way; the last of its step or another."""
     count = len(layout.pieces[stage])
     gathers = _Gathers(layout, stage, line, Kind.GATHER_B, ahead=1)
-    rows = [*gathers.before(0), *before]
+    due = gathers.before(0)
+    rows = [*([] if stage in layout.turning else due), *before]
     for place, piece in enumerate(reversed(range(count))):
         rows += [*(gathers.before(place) if place else ()), Row(Kind.B, stage, line, place)]
         rows += scatters(layout, stage, line, [piece], last)
@@ -50,7 +54,8 @@ def recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], l
     rows: list[Row] = []
     pieces = layout.pieces[stage]
     for place, (first, end) in enumerate(reversed(pieces)):
-        rows += gathers.before(place)
+        due = gathers.before(place)
+        rows += [] if stage in layout.turning and not place else due
         for block in reversed(range(first, end)):
             rows.append(Row(Kind.R, stage, line, block))
             if block == pieces[-1][1] - 1:

@@ -61,7 +61,9 @@ def gathered(ledger: Ledger, found: Found, homes: Ints) -> None:
         for number, unit in enumerate(units):
             own = unit.bytes
             reads = [forward[piece][0] for piece in range(unit.first, unit.last + 1)]
-            again = [op for piece in reversed(range(unit.first, unit.last + 1)) for op in _backward(found, stage, piece)]
+            again = [
+                op for piece in reversed(range(unit.first, unit.last + 1)) for op in _backward(found, stage, piece)
+            ]
             if (back[number] >= 0).any():
                 ledger.add(Value.WEIGHTS, own, homes[stage], there[number], reads[-1], tuple(reads))
                 ledger.add(Value.WEIGHTS, own, homes[stage], back[number], _end(again), tuple(again))

@@ -1,12 +1,12 @@
 """Units: weights that replicas share out together, gather together, and whose gradients they sum together.
 
-A stage is cut into **pieces**, runs of neighbouring blocks, each closed once its weights have reached the bucket size. A
-piece has a unit of the weights that only its blocks use. Weights that several pieces use (an embedding that is also the
-output layer) are units of their own, gathered before the first piece that reads them and kept until the last.
+A stage is cut into **pieces**, runs of neighbouring blocks, each closed once its weights have reached the bucket size.
+A piece has a unit of the weights that only its blocks use. Weights that several pieces use (an embedding that is also
+the output layer) are units of their own, gathered before the first piece that reads them and kept until the last.
 
 The weights of a unit lie one after the other in one flat tensor, which is cut into as many equal shares as there are
-replicas to share it (the last one is filled up with zeros). So a rank has one run of elements of a unit, of some weights
-all and of two at most a part: nothing has to be copied together before it is sent, nor apart after it has come.
+replicas to share it (the last one is filled up with zeros). So a rank has one run of elements of a unit, of some
+weights all and of two at most a part: nothing has to be copied together before it is sent, nor apart after it has come.
 
 >>> unit = Unit(("w", "b"), (6, 3), 4, sharers=4, first=0, last=0)
 >>> unit.share, unit.bytes, [unit.own(place) for place in range(4)]

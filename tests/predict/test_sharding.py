@@ -1,0 +1,135 @@
+"""What replicas share out: bytes of every kind by formula, bytes sent by formula, and what is hidden behind compute."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synthetic import chain
+from trainplan.plan.plan import Plan, plan
+from trainplan.predict.clock import play, seconds_by_kind
+from trainplan.predict.predict import step_seconds
+from trainplan.profile.profile import Parameter, Profile
+from trainplan.program.check import check
+from trainplan.program.lower import lower
+from trainplan.program.ops import SHARED_OUT, Kind, Value
+from trainplan.program.program import Program
+
+STATES = {"adam": 8.0, "momentum": 4.0, "sgd": 0.0}
+# GB of model states a rank, of 10⁹ weights in fp32 on 8 ranks: stages 0 to 3 (ZeRO's table, without mixed precision).
+WORKED = {"adam": (16, 9, 5.5, 2), "momentum": (12, 8.5, 5, 1.5), "sgd": (8, 8, 4.5, 1)}
+
+
+def states(program: Program, rank: int) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and optimizer states that are there all the time."""
+    found = (program.bytes_at_start(rank, kind) for kind in (Value.WEIGHTS, Value.GRADIENTS, Value.OPTIMIZER))
+    return tuple(found)  # type: ignore[return-value]
+
+
+@pytest.mark.system("zero1", "P")
+@pytest.mark.system("zero2", "P")
+@pytest.mark.system("zero3", "P")
+@pytest.mark.parametrize("optimizer", STATES)
+def test_worked_bytes(optimizer: str) -> None:
+    profile = chain(4, weights=10**9, state_bytes_per_parameter=STATES[optimizer])
+    for zero, gigabytes in enumerate(WORKED[optimizer]):
+        program = lower(plan(dp=8, blocks=4, zero=zero, bucket=10**9), profile, 8)
+        assert {sum(states(program, rank)) for rank in range(8)} == {gigabytes * 10**9}
+
+
+def any_model(counts: list[int]) -> Profile:
+    """A block for each, and one tied weight over all of them."""
+    profile = chain(len(counts), state_bytes_per_parameter=8.0)
+    own = [Parameter(f"w{i}", (i,), count, 4 * count) for i, count in enumerate(counts)]
+    tied = Parameter("tied", (0, len(counts) - 1), 7, 28)
+    return replace(profile, parameters=(*own, tied) if len(counts) > 1 else tuple(own))
+
+
+@given(
+    counts=st.lists(st.integers(1, 50), min_size=1, max_size=6), sharers=st.integers(2, 5), groups=st.integers(1, 2),
+    zero=st.integers(1, 3), bucket=st.integers(1, 400), micro=st.integers(1, 3), full=st.booleans(),
+)  # fmt: skip
+def test_bytes_and_volume_by_formula(
+    counts: list[int], sharers: int, groups: int, zero: int, bucket: int, micro: int, full: bool
+) -> None:
+    """Weights, gradients and states apart, but for what shares are filled up with; every element of a state once."""
+    profile = any_model(counts)
+    psi = sum(p.count for p in profile.parameters)
+    dp = sharers * groups
+    chosen = plan(
+        dp=dp, micro=micro, blocks=len(counts), zero=zero, shard=sharers, bucket=bucket,
+        recompute="full" if full else "none",
+    )  # fmt: skip
+    program = check(lower(chosen, profile, dp * micro))
+    units = {int(unit): int(program.bytes[op]) for op in gathers(program) for unit in [program.unit[op]]}
+    spare = len(units) * 4 * (sharers - 1)
+    stepped = 0
+    for rank in range(dp):
+        weights, gradients, own = states(program, rank)
+        whole, share = 4 * psi, 4 * psi / sharers
+        assert 0 <= weights - (share if zero == 3 else whole) <= spare
+        assert 0 <= gradients - (whole if zero == 1 else share) <= spare
+        stepped += own
+        assert sent(program, rank) == volume(program, chosen, units)
+    assert stepped == groups * 8 * psi
+    assert sum(units.values()) - 4 * psi <= spare
+
+
+def gathers(program: Program) -> list[int]:
+    return [op for op in program.lists.row(0).tolist() if program.kind[op] == Kind.GATHER_F]
+
+
+def sent(program: Program, rank: int) -> float:
+    """Bytes that a rank puts on the wire for weights and gradients."""
+    total = 0.0
+    for op in program.lists.row(rank).tolist():
+        share = 1 - 1 / len(program.members(op))
+        if program.kind[op] in SHARED_OUT:
+            total += share * int(program.bytes[op])
+        elif program.kind[op] == Kind.REDUCE_GRAD:
+            total += 2 * share * int(program.bytes[op])
+    return pytest.approx(total)
+
+
+def volume(program: Program, chosen: Plan, units: dict[int, int]) -> float:
+    """The same by formula: 2Ψ, (M + 1)Ψ, 3MΨ times (N − 1)/N; in groups, a share of it is summed across them. What a
+    forward pass reads last stays for its backward pass."""
+    psi, passes, inside = sum(units.values()), chosen.micro, 1 - 1 / chosen.sharers
+    groups = chosen.dp // chosen.sharers
+    again = [op for op in program.lists.row(0).tolist() if program.kind[op] == Kind.GATHER_B]
+    stays = psi - sum(int(program.bytes[op]) for op in again) / passes
+    moved = {1: 2 * psi, 2: (passes + 1) * psi, 3: passes * (3 * psi - stays)}[chosen.zero]
+    assert 0 < stays <= psi
+    return inside * moved + 2 * (1 - 1 / groups) * psi / chosen.sharers
+
+
+@pytest.mark.system("hsdp", "P")
+def test_hybrid_sharding_moves_a_share_across_groups() -> None:
+    """3Ψ(m − 1)/m inside, 2(n − 1)/n · Ψ/m across, less the unit that backward starts with."""
+    program = lower(plan(dp=8, shard=4, blocks=5, zero=3, bucket=1600), chain(5, weights=1600), 8)
+    psi, last = 8000, 1600
+    assert sent(program, 0) == (3 * psi - last) * 3 / 4 + psi / 4
+    assert {sum(states(program, rank)) for rank in range(8)} == {2 * psi // 4}
+
+
+@pytest.mark.system("zero1", "P")
+@pytest.mark.system("zero2", "P")
+@pytest.mark.system("zero3", "P")
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_all_but_the_first_gather_and_the_last_scatter_is_hidden(zero: int) -> None:
+    """A piece waits for its own weights only; where the link is the slower one, it never rests."""
+    blocks = 5
+    program = check(lower(plan(dp=2, bucket=1000, blocks=blocks, zero=zero), chain(blocks), 2, steps=3))
+    table = {Kind.F: 1.0, Kind.B: 2.0, Kind.LOSS: 0, Kind.STEP: 0.25}
+
+    def step(gather: float, scatter: float) -> float:
+        talk = {Kind.GATHER_F: gather, Kind.GATHER_B: gather, Kind.SCATTER_GRAD: scatter}
+        return step_seconds(play(program, seconds_by_kind(program, table | talk)))
+
+    for gather, scatter in ((0.5, 0.5), (1.0, 1.0), (0.25, 1.5)):
+        assert step(gather, scatter) == gather + blocks * 3 + scatter + 0.25
+    if zero < 3:
+        assert step(3.0, 0.5) == blocks * 3 + 1 + blocks * 2 + 0.5 + 0.25
+    else:  # all gathers but one twice, without a gap, and what comes after the last of them
+        assert step(3.0, 0.5) == (2 * blocks - 1) * 3.0 + (blocks - 2) * 0.5 + 2.0 + 0.5 + 0.25

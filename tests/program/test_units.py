@@ -1,0 +1,43 @@
+"""What is shared out: every weight once, and every element of it with one rank."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainplan.profile.profile import Parameter
+from trainplan.program.lower.units import pieces, units
+
+
+@st.composite
+def models(draw):
+    blocks = draw(st.integers(1, 8))
+    some = st.lists(st.integers(0, blocks - 1), min_size=1, max_size=3, unique=True)
+    rows = draw(st.lists(st.tuples(some, st.integers(1, 30), st.booleans()), max_size=10))
+    return blocks, [Parameter(f"w{n}", tuple(sorted(b)), c, 4 * c, 1.0, t) for n, (b, c, t) in enumerate(rows)]
+
+
+@given(models(), st.integers(1, 200), st.integers(1, 6))
+def test_units_cover_the_weights(model, limit: int, sharers: int) -> None:
+    blocks, parameters = model
+    cut = pieces(parameters, 0, blocks, limit)
+    assert [block for piece in cut for block in range(*piece)] == list(range(blocks))
+    found = units(parameters, cut, sharers)
+    assert sorted(name for unit in found for name in unit.names) == sorted(p.name for p in parameters if p.trainable)
+    count = {p.name: p.count for p in parameters}
+    for unit in found:
+        for p in parameters:
+            if p.name in unit.names:
+                inside = [number for number, (a, b) in enumerate(cut) if any(a <= block < b for block in p.blocks)]
+                assert (inside[0], inside[-1]) == (unit.first, unit.last)
+        places = [unit.parts(place) for place in range(sharers)]
+        for name in unit.names:
+            runs = [part[name] for part in places if name in part]
+            assert runs[0][0] == 0
+            assert runs[-1][1] == count[name]
+            assert all(a[1] == b[0] for a, b in pairwise(runs))
+        assert [sum(b - a for a, b in part.values()) for part in places] == [unit.own(p) for p in range(sharers)]
+    # No piece but the last is smaller than the limit, and each has weights of its own where any has.
+    own = [sum(p.bytes for p in parameters if len(p.blocks) == 1 and a <= p.blocks[0] < b) for a, b in cut]
+    assert all(size >= limit for size in own[:-1])
+    assert all(own) or len(cut) == 1
