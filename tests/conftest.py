@@ -1,11 +1,13 @@
 """Settings that every test shares."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import settings
 
 import evidence
+import forks
 import turns
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,3 +45,16 @@ def pytest_runtest_setup(item):
 def gathered(request):
     """The markers of this session, and what became of their tests."""
     return request.config.stash[EVIDENCE]
+
+
+@pytest.fixture(scope="session")
+def forked_python(tmp_path_factory):
+    """The path of a Python that starts at once (`forks.py`)."""
+    with forks.executable(tmp_path_factory.mktemp("forks")) as program:
+        yield program
+
+
+@pytest.fixture
+def quick_start(forked_python, monkeypatch):
+    """Processes that the test starts by `sys.executable`, and that these start, have the libraries already."""
+    monkeypatch.setattr(sys, "executable", forked_python)

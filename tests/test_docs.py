@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -33,10 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("trainplan ")])
-def test_command(line: str, folder: Path) -> None:
+def test_command(line: str, folder: Path, forked_python: str) -> None:
     words = shlex.split(line)
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "160"}
-    command = [sys.executable, "-m", "trainplan.cli", *words[1:]]
+    command = [forked_python, "-m", "trainplan.cli", *words[1:]]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
