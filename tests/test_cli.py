@@ -419,6 +419,7 @@ def test_a_profile_of_this_machine_needs_no_probe_of_its_links(monkeypatch):
 # -- the whole way ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_profile_recommend_and_run(tmp_path, monkeypatch):
     """A real model, measured; plans for two cores; the best one and one core, run; predicted beside measured."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

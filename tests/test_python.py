@@ -84,6 +84,7 @@ def test_a_profile_of_a_module_cannot_be_run():
         trainplan.run(nameless, "single", cluster="1xcpu", steps=1)
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_the_python_of_the_guide_runs(tmp_path, monkeypatch, capsys):
     """A module asked about, a workload made, and one run, as docs/guide.md has it."""
     from pathlib import Path

@@ -43,6 +43,7 @@ def tokens(folder: Path) -> str:
     return f"tokens:{path}"
 
 
+@pytest.mark.usefixtures("quick_start")
 @pytest.mark.parametrize(
     ("write", "model", "chosen", "blocks"),
     [

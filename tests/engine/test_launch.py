@@ -30,6 +30,7 @@ def processes(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path) -> None:
     result = run(MODEL, PIPELINE, steps=4, batch=8, out=tmp_path, show=False)
     assert len(result.losses) == len(result.step_seconds) == 4

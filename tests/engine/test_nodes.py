@@ -67,6 +67,7 @@ def results_in(folders: list[Path]) -> tuple[Path, Path]:
     return here, there
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_two_launchers_that_share_no_folder(tmp_path: Path) -> None:
     workload, there = load(MODEL), cluster("2x1xcpu")
     estimate(workload, there.device(0)).save(tmp_path / "profile.json")
@@ -85,6 +86,7 @@ def test_two_launchers_that_share_no_folder(tmp_path: Path) -> None:
     assert ran["joined"]["only_predicted"] == ran["joined"]["only_measured"] == []
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_two_nodes_under_a_plain_torchrun(tmp_path: Path) -> None:
     folders, meet = [tmp_path / "a", tmp_path / "b"], f"127.0.0.1:{port()}"
     jobs = [Job(MODEL, to_json(PIPELINE), 8, 3, str(folder)).save() for folder in folders]

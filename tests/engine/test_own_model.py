@@ -156,6 +156,7 @@ def build():
 """
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_compare_says_that_the_plan_is_right_and_the_capture_wrong(tmp_path: Path):
     # It traces as one thing and runs as another: every process of the plan trains the wrong model, in perfect accord.
     path = tmp_path / "cheat.py"

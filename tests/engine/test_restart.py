@@ -26,6 +26,7 @@ def undisturbed(chosen: Plan, **fields) -> list[float]:
     return [trainer.step(batch, whole).loss for batch, whole in batches(trainer, job, STEPS)]
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_run_is_started_again_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first attempt fails before there is a checkpoint, the second after it."""
     monkeypatch.setenv("TROUBLE", f"twice:{tmp_path}")

@@ -25,6 +25,7 @@ def losses(plan: str, ranks: int, folder: Path) -> list[str]:
     return sorted({line for line in done.stdout.splitlines() if line.startswith(("loss", "evaluated"))})
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_the_same_losses_whatever_the_plan(tmp_path: Path) -> None:
     alone = losses("single", 1, tmp_path / "alone")
     assert len(alone) == 4

@@ -2,7 +2,9 @@
 
 A function runs as function(rank, world, *args) inside a gloo group of that many processes, each with one thread; the
 results come back in rank order. If one raises, the pool is stopped and the first traceback is raised here. Starting
-Python and torch takes seconds, so whoever measures many plans, or tests them, keeps the processes.
+Python and torch takes seconds, so whoever measures many plans, or tests them, keeps the processes; and where there is
+no GPU, they are forked from one that has imported what they need. (A GPU cannot be used after a fork if anything has
+touched it before, which an import might.)
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from trainplan.profile.machine import keep_memory
 
 _POOLS: dict[int, Pool] = {}
 _PLACES: list[Place] = []  # where processes are started; none: here
+_IMPORTED = ["trainplan.engine.worker", "torch.distributed.pipelining", "torch.export._trace", "torch._dynamo"]
 TIMEOUT = 300.0  # seconds without an answer after which the processes are given up
 
 
@@ -58,7 +61,7 @@ class Pool:
         self.world = world
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
-        context = mp.get_context("spawn")
+        context = _context(place)
         self.folder = tempfile.mkdtemp(prefix="trainplan-pool-")
         for rank in range(world):
             ours, theirs = context.Pipe()
@@ -100,6 +103,15 @@ class Pool:
         for process in self.processes:
             process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _context(place: Place | None) -> Any:
+    """How processes are started. What is forked has the place of the server, not of whoever asks for it."""
+    if place or torch.cuda.is_available() or "forkserver" not in mp.get_all_start_methods():
+        return mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)  # of no effect once there is a server
+    return context
 
 
 def pool(world: int) -> Pool:
