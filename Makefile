@@ -24,7 +24,8 @@ lint: install
 	$(BIN)/mypy
 
 # On two processes: most tests keep one core busy at most. Those that measure time have the machine to themselves.
-test: lint
+# What `make lint` runs is among the tests (tests/test_lint.py).
+test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" tests
 
 test-slow: install

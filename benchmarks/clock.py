@@ -84,12 +84,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--assert", dest="strict", action="store_true", help="exit code 1 where a goal is missed")
     parser.add_argument("--slack", type=float, default=1.0, help="so many times slower is still good enough")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", choices=SCHEDULES, help="one schedule instead of all")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args(arguments)
     print(f"{STAGES} stages × {MICRO_BATCHES} micro-batches, milliseconds, median of {chosen.rounds}")
     print(f"{'schedule':16}{'ops':>9}" + "".join(f"{part:>8}" for part in (*PARTS, "total")) + f"{'Mops/s':>9}")
     missed, rows = [], []
-    for schedule in SCHEDULES:
+    for schedule in [chosen.only] if chosen.only else SCHEDULES:
         found, count, entries = measure(schedule, chosen.rounds)
         rate = entries / found["play"]
         cells = "".join(f"{found[part] * 1e3:8.1f}" for part in (*PARTS, "total"))

@@ -38,12 +38,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source, cwd=folder,
     )  # fmt: skip
     (wheel,) = folder.glob("trainplan-*.whl")
-    venv.create(folder / "env", with_pip=True)
-    call(folder / "env" / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", wheel, cwd=folder)
+    venv.create(folder / "env", with_pip=False)
+    there = folder / "env" / "bin" / "python"
+    call(sys.executable, "-m", "pip", "--python", there, "install", "--quiet", "--no-deps", wheel, cwd=folder)
     site = next((folder / "env" / "lib").glob("python3.*")) / "site-packages"
     theirs = [path for path in sys.path if path.endswith("site-packages")]
     # The tests' own environment holds trainplan as an editable install; a .pth line after ours is looked at later.
     (site / "zz-libraries.pth").write_text("\n".join(theirs) + "\n")
+    # Machine code that numba has kept of the same sources is kept of these too, so that it need not be made again.
+    for source in (ROOT / "src").rglob("*.py"):
+        copy = site / source.relative_to(ROOT / "src")
+        shutil.copystat(source, copy)
+        (copy.parent / "__pycache__").mkdir(exist_ok=True)
+        for kept in (source.parent / "__pycache__").glob(f"{source.stem}.*.nb[ic]"):
+            shutil.copy(kept, copy.parent / "__pycache__")
     return folder / "env"
 
 
