@@ -7,6 +7,7 @@ from trainplan.plan.placement import placement
 from trainplan.plan.plan import WORDS, Plan, plan
 from trainplan.plan.rules import CHUNKED, SLICED
 from trainplan.plan.systems import SYSTEMS
+from trainplan.program.exchanges import BY_ROUNDS, HIERARCHICAL
 
 # Orders of work as files hold them, by the number of ranks: with backward passes that are whole and others that are
 # split, with two stages on one of the ranks, and with micro-batches that overtake each other between two ranks.
@@ -115,7 +116,7 @@ def _cases() -> list[Case]:
         ),
         Case("dapple", "tied", {**adam, "stages": (4,)}, optimizer="grouped_adamw", fields={"schedule": "onecycle"}),
     ]  # fmt: skip
-    return cases + grouped + ORDERS + _sharded()
+    return cases + grouped + ORDERS + _sharded() + EXCHANGES
 
 
 def _sharded() -> list[Case]:
@@ -238,8 +239,38 @@ def _orders() -> list[Case]:
     ]
 
 
+def _exchanges() -> list[Case]:
+    """Every exchange on 2, 3 and 4 replicas, with micro-batches, and where stages of a pipeline are replicated.
+
+    Hierarchical ones want two nodes of two copies: four replicas, or two pairs of pipelines in opposite directions.
+    """
+    cases = []
+    for word in BY_ROUNDS:
+        key = word if word in SYSTEMS else "ddp"
+        how = {"exchange": word, "bucket": 200}
+        if word == HIERARCHICAL:
+            both_ways = {"pp": 4, "stages": (1, 2, 3), "micro": 4, "schedule": "chimera", "pairs": 2}
+            cases += [
+                Case(key, "tied", {"dp": 4, "micro": 2, **how, "node": 2}, sizes=(8, 9, 8)),
+                Case("chimera", "residual", {**both_ways, **how, "node": 2}),
+            ]
+            continue
+        pipelines = {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (2,)}
+        cases += [
+            Case(key, "chain", {"dp": 2, "micro": 2, **how}),
+            Case(key, "chain", {"dp": 3, **how}, optimizer="adamw"),
+            Case(key, "residual", {"dp": 4, **how, "bucket": 100_000}),
+            Case("dapple", "tied", {**pipelines, **how}),
+        ]
+    two = {"dp": 2, "micro": 2, "bucket": 200, "exchange": "ring"}
+    # A bucket after each recomputed block; and sums that the host waits for, whose norm is clipped.
+    cases.append(Case("ddp", "residual", {**two, "recompute": "full"}))
+    return [*cases, Case("ddp", "chain", {**two, "overlap": "off"}, fields={"clip_norm": 0.05})]
+
+
 GRID = _grid()
 ORDERS = GRID + _orders()
+EXCHANGES = _exchanges()
 CASES = _cases()
 # One of each system, the first that is listed, and a pipeline with replicas.
 _PLAIN = [case for case in CASES if case.model in ("tied", "gpt") and case.optimizer == "sgd" and not case.fields]

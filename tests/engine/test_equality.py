@@ -11,6 +11,7 @@ from trainplan.bench.pool import pool
 from trainplan.engine.oracle import Trained, train_alone
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import SLICED
+from trainplan.program.exchanges import BY_ROUNDS, HIERARCHICAL
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -83,6 +84,17 @@ def test_every_stage_of_sharing_out_is_among_the_cases(zero: int) -> None:
     assert any(case.plan.pp > 1 and case.model == "tied" for case in cases)
     assert any(case.plan.recompute == "full" for case in cases)
     assert any("clip_norm" in case.fields for case in cases)
+
+
+@pytest.mark.parametrize("word", BY_ROUNDS)
+def test_every_exchange_is_among_the_cases(word: str) -> None:
+    """A new one without cases fails here: on 2, 3 and 4 replicas, with micro-batches, and under a pipeline."""
+    cases = [case for case in CASES if case.plan.exchange == word]
+    alone = [case.plan for case in cases if case.plan.pp == 1]
+    assert {plan.dp for plan in alone} >= ({4} if word == HIERARCHICAL else {2, 3, 4})
+    assert any(plan.micro > 1 for plan in alone)
+    assert any(case.plan.pp > 1 and case.plan.replicated for case in cases)
+    assert all(any(samples % case.plan.world for samples in case.sizes) for case in cases)  # uneven local batches
 
 
 def test_oracle_equals_the_plain_step_on_the_whole_batch() -> None:

@@ -33,16 +33,17 @@ def measured(case: Case) -> dict[int, list[Event]]:
     return {rank: events for rank, (_, events, _) in enumerate(results)}
 
 
-def lane_of(event: Event) -> tuple:
-    """What an event occupies on its rank; messages to different stages do not hold each other up."""
+def lane_of(event: Event, groups: dict[str, int]) -> tuple:
+    """What an event occupies on its rank; messages to different stages do not hold each other up, nor do the sums of
+    different groups."""
     lane = SPECS[Kind[event.kind]].lane
-    return (lane, event.kind) if lane is not Lane.COMPUTE else (lane,)
+    return (lane, event.kind, groups.get(event.name, -1)) if lane is not Lane.COMPUTE else (lane,)
 
 
-def by_resource(events: list[Event]) -> dict[tuple, list[tuple[str, int]]]:
+def by_resource(events: list[Event], groups: dict[str, int]) -> dict[tuple, list[tuple[str, int]]]:
     found = defaultdict(list)
     for event in sorted(events, key=lambda e: (e.start, e.end)):
-        found[lane_of(event)].append((event.name, event.bytes))
+        found[lane_of(event, groups)].append((event.name, event.bytes))
     return dict(found)
 
 
@@ -54,12 +55,13 @@ def program_of(case: Case) -> Program:
 
 def hold(program: Program, events: dict[int, list[Event]]) -> None:
     """What every rank did is what the program says."""
+    groups = {str(op): int(program.group[op.id]) for op in program.ops()}
     for rank, found in events.items():
         planned = [
             Event(program.name(op), Kind(program.kind[op]).name, rank, place, place, int(program.bytes[op]))
             for place, op in enumerate(program.lists.row(rank))
         ]
-        assert by_resource(found) == by_resource(planned)
+        assert by_resource(found, groups) == by_resource(planned, groups)
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.system(c.key, "R"), id=str(c)) for c in TIMED])

@@ -10,10 +10,11 @@ from trainplan.errors import PlanError
 from trainplan.plan.plan import Plan, Request
 from trainplan.plan.text import parse, text
 from trainplan.predict.predict import predict
+from trainplan.solve.exchange import bucket_sizes
 from trainplan.solve.limits import limited
 from trainplan.solve.partition.bottleneck import slowest
 from trainplan.solve.partition.ranges import Tables
-from trainplan.solve.resolve import bucket_sizes, resolve, solve
+from trainplan.solve.resolve import resolve, solve
 from trainplan.units import MIB
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)

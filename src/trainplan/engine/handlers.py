@@ -18,12 +18,14 @@ from torch.utils import _pytree as pytree
 
 from trainplan.engine import blockwise, sharded, two_parts
 from trainplan.engine.clocks import now
+from trainplan.engine.exchanges import Sum
 from trainplan.engine.instructions import Instruction
 from trainplan.engine.observed import Observed
 from trainplan.engine.runner import Held, Runner
 from trainplan.engine.transport import Pending, Works
 from trainplan.errors import RunError
 from trainplan.profile.capture.sliced import carrying
+from trainplan.program.exchanges import BY_ROUNDS, rounds_of
 from trainplan.program.ops import SENDS, Kind
 
 Handler = Callable[[Runner, Instruction, int], int | None]
@@ -223,14 +225,19 @@ def await_later(run: Runner, op: Instruction, pending: Pending) -> None:
 
 
 def exchange(run: Runner, op: Instruction, tensor: Tensor) -> Noted:
-    """Start a sum over a group, and note when it is over."""
+    """Start a sum over a group, by whoever makes it, and note when it is over."""
+    c = run.program.classes[run.program.cost[op.op]]
+    if c.by in BY_ROUNDS:
+        rounds = rounds_of(c.by, c.members, tensor.numel(), c.node)
+        summing = run.part.sums[op.group].start(tensor, rounds, op.op)
+        return noted(run, op, lambda: summing.begun, summing, tensor.nbytes)
     start = now()
     work = run.part.transport.all_reduce(tensor, run.part.groups[op.group])
-    return noted(run, op, start, Works([work], [tensor]), tensor.nbytes)
+    return noted(run, op, lambda: start, Works([work], [tensor]), tensor.nbytes)
 
 
-def noted(run: Runner, op: Instruction, start: float, works: Works, size: int = 0) -> Noted:
-    noted = Noted(works, lambda end: run.recorder.note(op.op, start, end, size))
+def noted(run: Runner, op: Instruction, start: Callable[[], float], works: Works | Sum, size: int = 0) -> Noted:
+    noted = Noted(works, lambda end: run.recorder.note(op.op, start(), end, size))
     if op.waits:
         noted.wait()
     return noted
@@ -239,11 +246,11 @@ def noted(run: Runner, op: Instruction, start: float, works: Works, size: int = 
 class Noted:
     """A pending operation whose end is noted: when torch says so, or at the latest when somebody has waited."""
 
-    def __init__(self, works: Works, note: Callable[[float], None]) -> None:
+    def __init__(self, works: Works | Sum, note: Callable[[float], None]) -> None:
         self._works, self._note = works, note
         self._end: float | None = None
         self._waited = False
-        works.works[0].get_future().add_done_callback(lambda _: self._stamp())
+        works.when_done(self._stamp)
 
     def _stamp(self) -> None:
         if self._end is None:
@@ -284,7 +291,7 @@ def _recompute(run: Runner, op: Instruction, place: int) -> None:
 def _send(run: Runner, op: Instruction, place: int) -> None:
     tensors = list(run.current.values[op.reads[0]].values())
     start = now()
-    pending = run.part.transport.send(tensors, op.peer, run.tag(op))
+    pending = run.part.transport.send(tensors, op.peer, run.tag(op), op.op)
     if op.waits:
         pending.wait()
     else:
@@ -356,7 +363,7 @@ def _barrier(run: Runner, op: Instruction, place: int) -> None:
     if run.part.device.type == "cuda":  # not the whole device: receives of later phases are posted there already
         torch.cuda.current_stream(run.part.device).synchronize()
     start = now()
-    noted(run, op, start, Works([run.part.transport.barrier(run.part.groups[op.group])])).wait()
+    noted(run, op, lambda: start, Works([run.part.transport.barrier(run.part.groups[op.group])])).wait()
 
 
 def _step(run: Runner, op: Instruction, place: int) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainplan.engine.clocks import now
+from trainplan.engine.exchanges import Sums
 from trainplan.engine.instructions import Instruction, instructions
 from trainplan.engine.recorder import Recorder
 from trainplan.engine.reducer import Reducer
@@ -87,6 +88,7 @@ class Part:
     # Of weights that several stages hold: by unit of their exchange, the parameters of every copy on this rank.
     tied: dict[int, list[list[nn.Parameter]]] = field(default_factory=dict)
     chain: Chain | None = None  # what follows collectives of gradients that are shared out
+    sums: dict[int, Sums] = field(default_factory=dict)  # by group, of those that are made in rounds
 
     @property
     def is_last(self) -> bool:

@@ -94,7 +94,7 @@ def gather(run: Runner, op: Instruction, place: int) -> None:
     shards = _shards(run, op)
     start, flat = now(), shards.open(op.unit)
     work = run.part.transport.all_gather(flat, shards.own[op.unit], run.part.groups[op.group])
-    await_later(run, op, noted(run, op, start, Works([work], [flat]), flat.nbytes))
+    await_later(run, op, noted(run, op, lambda: start, Works([work], [flat]), flat.nbytes))
     if shards.zero == 3:
         run.current.values[op.made[0]] = Gathered(shards, op.unit)
 

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainplan.engine import checkpoint
+from trainplan.engine.exchanges import Sums, sums_of
 from trainplan.engine.observed import WARM_UP_STEPS, Observed
 from trainplan.engine.recorder import Recorder, now
 from trainplan.engine.reducer import Reducer
@@ -110,6 +111,7 @@ class Trainer:
         self.recorder = Recorder(self.device)
         self._runners: dict[int, Runner] = {}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._sums: dict[tuple[int, ...], Sums] = {}
         self._part: Part | None = None
         self._transport = transport(backend, self.device)
         self._optimizer_groups: Groups = ()
@@ -173,14 +175,15 @@ class Trainer:
             self._groups.setdefault(ranks, group)
         groups = [self._groups[ranks] for ranks in program.groups]
         self._transport.connect(program.links)
+        sums = sums_of(program, self.rank, self._transport, self._groups, self._sums)
         if self._part is not None:
-            return Part(**{**vars(self._part), "layout": layout, "groups": groups})
+            return Part(**{**vars(self._part), "layout": layout, "groups": groups, "sums": sums})
         held = {number: self._held(number, layout, groups) for number in self.stages}
         ties = {layout.first_tie + n: tie for n, tie in enumerate(layout.ties)}
         self._part = Part(
             layout=layout, replica=self.replica, held=held, loss=self.workload.loss,
             transport=self._transport, groups=groups, seed=self.seed, device=self.device,
-            slices=self.slices,
+            slices=self.slices, sums=sums,
             chain=Chain(self.device, layout.backend.receives_wait) if self.plan.zero else None,
             tied={unit: _copies(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
         )  # fmt: skip
@@ -371,10 +374,12 @@ class Trainer:
 
     def close(self) -> None:
         """Leave the process groups that this trainer made."""
+        for sums in self._sums.values():
+            sums.close()
         for group in self._groups.values():
             if group is not None:
                 dist.destroy_process_group(group)
-        self._groups = {}
+        self._groups, self._sums = {}, {}
 
     # -- the measured timeline --------------------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@
 * `nccl`: GPU tensors directly. Its order of messages is tested on gloo (tests/engine/test_order_of_messages.py), NCCL
   itself not above one rank.
 
+Sums that we make ourselves are rounds of messages within their group (`exchanges.py`), which have tags of their own
+there; with NCCL a round is one batch. What is sent is counted, by operation of the program.
+
 With gloo every message has a tag made of (edge, micro-batch, direction, tensor), so the order in which the two ends
 post their halves does not matter. NCCL has none: `program.posting` says in which order receives are posted.
 """
@@ -13,6 +16,7 @@ post their halves does not matter. NCCL has none: `program.posting` says in whic
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -30,6 +34,7 @@ from trainplan.errors import InputError, nearest
 # 2.13 has a new name for it, and 2.11 only the old one.
 all_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 Form = tuple[tuple[int, ...], torch.dtype]  # of a tensor that will arrive
+Part = tuple[Tensor, int, int]  # of a round: a tensor, the rank at the other end, and the tag
 
 
 class Pending(Protocol):
@@ -52,6 +57,10 @@ class Works:
         works, self.works = self.works, []
         for work in works:
             work.wait()
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call this once the first of them is over."""
+        self.works[0].get_future().add_done_callback(lambda _: call())
 
 
 @dataclass
@@ -104,7 +113,7 @@ class Arrivals:
 class Transport(Protocol):
     """Messages and sums. Ranks are those of the default process group."""
 
-    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending: ...
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int, op: int = -1) -> Pending: ...
 
     def receive(self, forms: Sequence[Form], source: int, tag: int) -> Message: ...
 
@@ -118,12 +127,30 @@ class Gloo:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.sent: Counter[int] = Counter()  # payload bytes, by operation of the program; -1: of none
 
     def connect(self, links: Sequence[tuple[int, int]]) -> None:
         """Make what messages between these pairs (from, to) need; all ranks ask for the same. Tags need nothing."""
 
-    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending:
+    def channel(self, members: tuple[int, ...], group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+        """Where the rounds of a group's sums are exchanged; all ranks ask for the same. Tags keep them apart."""
+        return group
+
+    def on_wire(self, tensor: Tensor) -> Tensor:
+        """A tensor where this transport can send from it: itself, or a copy."""
+        return tensor
+
+    def exchange(
+        self, sends: Sequence[Part], receives: Sequence[Part], group: dist.ProcessGroup | None
+    ) -> tuple[list[dist.Work], int]:
+        """Post the messages of a round, and how many bytes this rank sends."""
+        works = [dist.irecv(tensor, source, group=group, tag=tag) for tensor, source, tag in receives]
+        works += [dist.isend(tensor, to, group=group, tag=tag) for tensor, to, tag in sends]
+        return [w for w in works if w is not None], sum(tensor.nbytes for tensor, _, _ in sends)
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int, op: int = -1) -> Pending:
         whole = [tensor.contiguous() for tensor in tensors]
+        self.sent[op] += sum(tensor.nbytes for tensor in whole)
         works = [dist.isend(tensor, to, tag=tag + i) for i, tensor in enumerate(whole) if tensor.numel()]
         return Works([w for w in works if w is not None], whole)
 
@@ -173,7 +200,14 @@ class Gloo:
 class Staged(Gloo):
     """GPU tensors over gloo, through pinned host memory."""
 
-    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending:
+    def on_wire(self, tensor: Tensor) -> Tensor:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        torch.cuda.current_stream(self.device).synchronize()
+        return host
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int, op: int = -1) -> Pending:
+        self.sent[op] += sum(tensor.nbytes for tensor in tensors)
         staged = []
         for tensor in tensors:
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -201,6 +235,7 @@ class Nccl(Gloo):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._links: dict[tuple[int, int], dist.ProcessGroup | None] = {}
+        self._channels: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
     def reduce_scatter(
         self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None
@@ -218,8 +253,23 @@ class Nccl(Gloo):
         fresh = tuple(link for link in links if link not in self._links)
         self._links |= dict(zip(fresh, groups_of(fresh), strict=True))
 
-    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Pending:
+    def channel(self, members: tuple[int, ...], group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+        # Of their own: the thread that sums and the host's own collectives are in no order on one communicator.
+        if members not in self._channels:
+            (self._channels[members],) = groups_of((members,))
+        return self._channels[members]
+
+    def exchange(
+        self, sends: Sequence[Part], receives: Sequence[Part], group: dist.ProcessGroup | None
+    ) -> tuple[list[dist.Work], int]:
+        messages = [dist.P2POp(dist.irecv, tensor, source, group=group) for tensor, source, _ in receives]
+        messages += [dist.P2POp(dist.isend, tensor, to, group=group) for tensor, to, _ in sends]
+        works = dist.batch_isend_irecv(messages) if messages else []
+        return list(works), sum(tensor.nbytes for tensor, _, _ in sends)
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int, op: int = -1) -> Pending:
         whole, group = [tensor.contiguous() for tensor in tensors], self._links[dist.get_rank(), to]
+        self.sent[op] += sum(tensor.nbytes for tensor in whole)
         works = [dist.isend(tensor, to, group=group) for tensor in whole if tensor.numel()]
         return Works([w for w in works if w is not None], whole)
 

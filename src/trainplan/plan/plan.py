@@ -17,7 +17,15 @@ from trainplan.plan.placement import placement as table
 # The words that each field may hold today. Later systems add words here; nothing else lists them. (An order of work
 # may also be given, operation by operation: `order.py`.)
 WORDS: dict[str, tuple[str, ...]] = {
-    "exchange": ("all-reduce",),
+    "exchange": (
+        "all-reduce",
+        "ring",
+        "tree",
+        "hierarchical",
+        "all-to-all",
+        "all-to-all-sliced",
+        "halving-doubling",
+    ),
     "schedule": (
         "naive",
         "gpipe",
@@ -90,6 +98,7 @@ class Request:
     key: str = ""  # the named system that this began as
     zero: int | None = None  # what replicas share out: 1 optimizer states, 2 gradients as well, 3 weights as well
     shard: int | None = None  # over how many neighbouring replicas; open: over all of them
+    node: int | None = None  # ranks of a node, for exchanges that ask where ranks are; open: as the cluster has them
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,7 @@ class Plan:
     slices: tuple[int, ...] = ()  # tokens of each; none: sequences stay whole
     zero: int = 0  # what replicas share out: 1 optimizer states, 2 gradients as well, 3 weights as well
     shard: int = 0  # over how many neighbouring replicas; 0: over all of them
+    node: int = 0  # ranks of a node, where the exchange of gradients asks for them; 0: it does not
 
     @property
     def sharers(self) -> int:
@@ -164,6 +174,13 @@ class Plan:
         edges = (0, *self.stages, self.blocks)
         return tuple(itertools.pairwise(edges))
 
+    @cached_property
+    def replicated(self) -> bool:
+        """Whether several ranks hold a copy of some stage, so that there are gradients to be summed."""
+        if self.dp > 1 or len(self.placement) < 2:
+            return self.dp > 1
+        return any(len({line[stage : stage + 1] for line in self.placement}) > 1 for stage in range(self.wanted))
+
     def rank(self, replica: int, stage: int, line: int = 0) -> int:
         """The rank that runs a stage of a line of a replica."""
         return self.placement[replica * self.lines + line][stage][0]
@@ -200,6 +217,7 @@ def plan(
     slices: tuple[int, ...] = (),
     zero: int = 0,
     shard: int = 0,
+    node: int = 0,
 ) -> Plan:
     """A plan with the usual choices where none is given.
 
@@ -212,6 +230,7 @@ def plan(
         dp, pp, micro, schedule, tuple(stages), recompute, exchange, bucket, updates, precision, overlap, blocks,
         placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order)), key, chunks, pairs, tuple(spread),
         tuple(order), slices=tuple(slices), zero=zero, shard=0 if shard == dp else shard,
+        node=node,
     )  # fmt: skip
 
 
@@ -233,6 +252,6 @@ def usual_placement(plan: Plan) -> Placement:
 
 def open_fields(request: Request) -> tuple[str, ...]:
     """The choices that a request leaves open."""
-    given = ("memory", "spread", "placement", "order", "partition", "zero", "shard")
+    given = ("memory", "spread", "placement", "order", "partition", "zero", "shard", "node")
     choices = [f.name for f in fields(request) if f.name not in given]
     return tuple(name for name in choices if getattr(request, name) is None)

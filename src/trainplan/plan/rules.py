@@ -10,6 +10,7 @@ import itertools
 from dataclasses import replace
 
 from trainplan.errors import PlanError, nearest
+from trainplan.plan.exchanges import check_exchange
 from trainplan.plan.order import GIVEN, known
 from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
 from trainplan.plan.text import brief
@@ -25,12 +26,13 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
         if word not in words and not (field == "schedule" and plan.order):
             why = f"{field} is one of {', '.join(words)}, not {word}"
             raise PlanError(asked, why, f"{field}={nearest(word, words, 1)}")
-    for field in ("dp", "pp", "micro", *(("bucket",) if plan.dp > 1 else ())):
+    for field in ("dp", "pp", "micro", *(("bucket",) if plan.replicated else ())):
         if getattr(plan, field) < 1:
             raise PlanError(asked, f"{field} counts from 1, and is {getattr(plan, field)}", f"{field}=1")
     check_order(plan, asked)
     _placement(plan, asked)
     check_sharding(plan, asked)
+    check_exchange(plan, asked)
     check_stages(plan, asked)
     _devices(plan, asked, world)
     _batch(plan, asked, batch)

@@ -38,13 +38,13 @@ from trainplan.units import GIB, KIB, MIB, parse_bytes, some
 _SIZES = ("bucket", "memory")
 _ORDER = (
     "dp", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement", "recompute",
-    "exchange", "zero", "shard", "bucket", "updates", "precision", "overlap", "memory",
+    "exchange", "node", "zero", "shard", "bucket", "updates", "precision", "overlap", "memory",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {
     "dp": 1, "pp": 1, "chunks": 1, "pairs": 1, "micro": 1, "schedule": "naive", "slices": (), "stages": (),
     "recompute": "none", "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on",
-    "memory": None, "zero": 0, "shard": 0,
+    "memory": None, "zero": 0, "shard": 0, "node": 0,
 }  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def text(choices: Request | Plan) -> str:
         usual = dict(_USUAL)
         if choices.pp > 1:  # a pipeline says its order of work and its micro-batches: they are searched for otherwise
             del usual["schedule"], usual["micro"]
-        if choices.dp == 1:  # without replicas there is nothing to put into buckets
+        if not choices.replicated:  # without replicas there is nothing to put into buckets
             usual["bucket"] = choices.bucket
         return _words(choices, usual) or "single"
     usual = {field: getattr(parse(choices.key), field) for field in _ORDER} if choices.key else {}

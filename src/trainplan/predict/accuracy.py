@@ -47,7 +47,9 @@ def plan_kind(plan: Plan | Request) -> str:
         kind = "dp" if replicas else "single"
     else:
         kind = f"dp × {plan.schedule}" if replicas else str(plan.schedule)
-    more = ["replicated stages"] * bool(plan.spread) + ["recompute"] * ((plan.recompute or "none") != "none")
+    how = plan.exchange or "all-reduce"
+    more = [f"exchange={how}"] * (how != "all-reduce")
+    more += ["replicated stages"] * bool(plan.spread) + ["recompute"] * ((plan.recompute or "none") != "none")
     more += [f"zero={plan.zero}"] * bool(plan.zero)
     return f"{kind} with {' and '.join(more)}" if more else kind
 

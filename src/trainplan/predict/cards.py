@@ -11,7 +11,9 @@ import numpy as np
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
 from trainplan.predict.collectives import Talk, all_gather, all_reduce, cards_between, message, reduce_scatter
+from trainplan.predict.exchanges import summed
 from trainplan.predict.flows import Flows
+from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.ops import COLLECTIVES, PER_REPLICA, SENDS, SHARED_OUT, SPECS, Kind
 from trainplan.program.program import CostClass, Program
 
@@ -34,6 +36,8 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
             pipelines = [tuple(sorted({plan.rank(r, s) for s in range(plan.depth)})) for r in replicas]
             return [all_reduce(cluster, ranks, c.bytes) for ranks in (pipelines if len(replicas) > 1 else [c.members])]
         if SPECS[c.kind].collective:
+            if c.by in BY_ROUNDS:
+                return [summed(cluster, c)]
             how = _COLLECTIVE.get(c.kind, all_reduce)
             return [how(cluster, members, c.bytes) for members in _beside(plan, program, c)]
         if len(replicas) == 1 or not cards_between(cluster, c.rank, c.peer):

@@ -9,7 +9,8 @@ First principles for an all-reduce of B bytes on W ranks, of which m sit on each
                   bytes side by side, and the ranks of each node gather: 2 (m − 1) messages of B/m inside, and 2 (n − 1)
                   messages of B/(m n) between nodes; where a node has one network card, m of these share it.
 
-gloo runs the ring. NCCL chooses, and uses all cards that there are: the faster of the two.
+gloo runs the ring. NCCL chooses, and uses all cards that there are: the faster of the two. (What we sum ourselves, in
+rounds: `exchanges.py`.)
 """
 
 from __future__ import annotations
@@ -72,17 +73,19 @@ def rising(seconds: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(mean for mean, count in runs for _ in range(count))
 
 
-def _curve(cluster: Cluster, op: str, ranks: int) -> Curve | None:
+def curve_of(cluster: Cluster, op: str, ranks: int) -> Curve | None:
+    """What was measured of a collective, or of messages, for so many ranks; None: nothing."""
     return next((c for c in cluster.collectives if c.op == op and c.ranks == ranks), None)
 
 
-def _one_node(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
+def one_node(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
+    """Whether all these ranks are on one."""
     return len({cluster.node_of(rank) for rank in ranks}) == 1
 
 
 def is_probed(cluster: Cluster, source: int, target: int) -> bool:
     """Whether messages between two ranks were measured from end to end."""
-    return _one_node(cluster, (source, target)) and _curve(cluster, "p2p", 2) is not None
+    return one_node(cluster, (source, target)) and curve_of(cluster, "p2p", 2) is not None
 
 
 # -- messages -----------------------------------------------------------------------------------------------------
@@ -97,7 +100,7 @@ def message(cluster: Cluster, source: int, target: int, size: int) -> Talk:
 
 
 def _message(cluster: Cluster, source: int, target: int, size: int) -> Talk:
-    curve = _curve(cluster, "p2p", 2) if _one_node(cluster, (source, target)) else None
+    curve = curve_of(cluster, "p2p", 2) if one_node(cluster, (source, target)) else None
     if curve is not None:
         return Talk(on_curve(curve, size))
     link = cluster.link(source, target)
@@ -121,17 +124,18 @@ def cards_between(cluster: Cluster, source: int, target: int) -> dict[int, float
 
 def all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     """A sum over the members of `size` bytes each. A search asks for the same sums again and again: they are kept."""
-    known: dict[tuple[tuple[int, ...], int], Talk] = cluster.known_sums
+    known = cluster.known_sums
     if (members, size) not in known:
         known[members, size] = _all_reduce(cluster, members, size)
-    return known[members, size]
+    found: Talk = known[members, size]
+    return found
 
 
 def _all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     ranks = len(members)
     if ranks == 1:
         return Talk(0.0)
-    curve = _curve(cluster, "all_reduce", ranks) if _one_node(cluster, members) else None
+    curve = curve_of(cluster, "all_reduce", ranks) if one_node(cluster, members) else None
     if curve is not None:
         return Talk(on_curve(curve, size))
     flat = ring(cluster, members, size)
@@ -153,7 +157,7 @@ def reduce_scatter(cluster: Cluster, members: tuple[int, ...], size: int) -> Tal
     send everybody else's share directly, and adds up what comes: as many bytes from each rank as in the ring, all at
     once, but more of them from node to node.
     """
-    if cluster.backend == "nccl" or len(members) == 1 or _curve(cluster, "all_reduce", len(members)) is not None:
+    if cluster.backend == "nccl" or len(members) == 1 or curve_of(cluster, "all_reduce", len(members)) is not None:
         return _half(all_reduce(cluster, members, size))
     return direct(cluster, members, size / len(members))
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainplan.cluster.cluster import Cluster
-from trainplan.predict import collectives
+from trainplan.predict import collectives, exchanges
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
 from trainplan.program.ops import SPECS, Kind, Lane
@@ -95,8 +95,8 @@ def _receive(c: CostClass, s: Setting) -> tuple[float, float]:
     return s.cluster.link(c.peer, c.rank).message_s * c.tensors, 0.0
 
 
-def _all_reduce(c: CostClass, s: Setting) -> tuple[float, float]:
-    return collectives.all_reduce(s.cluster, c.members, c.bytes).seconds, _start(c, s)
+def _sum(c: CostClass, s: Setting) -> tuple[float, float]:
+    return exchanges.summed(s.cluster, c).seconds, _start(c, s)
 
 
 def _gather(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -137,10 +137,10 @@ RULES: dict[Kind, Rule] = {
     Kind.RECV_G: _receive,
     Kind.SEND_W: _send,
     Kind.RECV_W: _receive,
-    Kind.REDUCE_GRAD: _all_reduce,
-    Kind.COUNT: _all_reduce,
-    Kind.LOSS: _all_reduce,
-    Kind.NORM: _all_reduce,
+    Kind.REDUCE_GRAD: _sum,
+    Kind.COUNT: _sum,
+    Kind.LOSS: _sum,
+    Kind.NORM: _sum,
     Kind.STEP: _step,
     Kind.BARRIER: _barrier,
     Kind.SCATTER_GRAD: _scatter,

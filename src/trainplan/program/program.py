@@ -88,6 +88,10 @@ class CostClass(NamedTuple):
     # them into buckets. Of a step, 1: it empties buckets.
     accumulate: int = 0
     tensors: int = 1  # of a message: how many tensors it carries
+    # Of a collective: who sums, a backend or an algorithm of `program/exchanges`; bytes of an element; ranks of a node.
+    by: str = ""
+    element: int = 4
+    node: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ Every sketch in the space has a bound that it cannot beat (`bound.py`). Sketches
 they are likely to be fast, but for those that cannot come among the first `top` any more; so the answer is that of
 simulating all.
 (Very many micro-batches are tried only where fewer do not fit.) Of shapes that differ in hardly more than the number of
-their devices one is shown (`distinct.py`). The best are then refined (other cuts, other bucket sizes) and ranked.
+their devices one is shown (`distinct.py`). The best are then refined (other cuts, other bucket
+sizes, other exchanges of gradients where communication is exposed) and ranked.
 """
 
 from __future__ import annotations
@@ -232,7 +233,7 @@ class _Search:
 
     def ranked(self) -> list[Prediction]:
         """The best of the best shapes that differ in kind, refined."""
-        left = ("stages", "bucket")
+        left = ("stages", "bucket", "exchange")
         best = shown(groups(self._standing(), self.cluster.world))[: self.top]
         refined = list[Prediction]()
         for p in best:

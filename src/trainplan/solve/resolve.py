@@ -6,7 +6,8 @@
                                                         exact bottleneck partition within the memory limit, and from
                                                         there by simulating others: all of them where they are few,
                                                         else one cut moved by one block as long as that is faster
-    bucket   gradients that travel together             by simulating a few sizes
+    bucket   gradients that travel together             by simulating a few sizes (exchange.py)
+    exchange how they are summed over replicas          by the backend; a search also simulates others (exchange.py)
 
 What the simulator decides here is what it predicts afterwards, so a plan is never chosen by another model than the one
 that it is judged by.
@@ -30,6 +31,7 @@ from trainplan.predict.predict import Prediction, predict
 from trainplan.predict.speeds import speeds
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
+from trainplan.solve.exchange import bucket_sizes, check_bucket, on_nodes, other_exchanges, whole_bucket
 from trainplan.solve.least import Least
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.bottleneck import bottleneck
@@ -39,9 +41,7 @@ from trainplan.solve.partition.ranges import Tables, in_flight
 from trainplan.solve.partition.uneven import elasticpipe
 from trainplan.solve.shape import micro_counts, shape
 from trainplan.solve.slices import slicings
-from trainplan.units import MIB
 
-BUCKETS = (1 * MIB, 4 * MIB, 8 * MIB, 25 * MIB, 64 * MIB)
 SLACKS = (0.05, 0.25)  # how much slower the slowest stage may be for the sake of less traffic
 NOTHING = 1e-3  # a gain that no prediction is good enough to promise
 FEW_CUTS = 64  # ways to cut that are all looked at; where there are more, only those one move away
@@ -58,9 +58,12 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
     """The plan, with the prediction by which it was chosen."""
     cluster, tables = limited(cluster, request.memory), tables or Tables(profile)
     request = settled(request, f"plan {brief(request)!r}")
+    check_bucket(request, profile)
     if request.partition is not None:
         refuse(request)
-    sketch = shape(request, len(profile.blocks), cluster.world, batch, len(cluster.nodes[0].devices))
+    a_node = len(cluster.nodes[0].devices)
+    sketch = shape(request, len(profile.blocks), cluster.world, batch, a_node)
+    sketch = on_nodes(sketch, request.node, cluster)
     left = open_fields(request)
     if request.partition is not None:
         return _by_name(request, sketch, cluster, batch, tables)
@@ -73,7 +76,8 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
         if found.fits:
             break
         found = best([found, draft(replace(sketch, micro=micro), cluster, batch, tables, count)])
-    return refine(found, left, cluster, batch, tables)
+    # Who asks for replicas and not for an exchange gets the backend's.
+    return refine(found, [field for field in left if field != "exchange"], cluster, batch, tables)
 
 
 def _by_name(request: Request, sketch: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
@@ -109,7 +113,8 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
 
 def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables, slices: int | None = None) -> Prediction:
     """A first plan from a sketch: cut into balanced stages that fit, where it is not cut yet; and its sequences into
-    (so many) slices, where the order of work wants them."""
+    (so many) slices, where the order of work wants them. Buckets are no larger than the model."""
+    sketch = replace(sketch, bucket=min(sketch.bucket, whole_bucket(tables.profile)))
     if sketch.pp > 1 and not sketch.stages:
         sketch = replace(sketch, stages=cuts(sketch, cluster, batch, tables, usable(cluster)))
     if sketch.schedule == rules.SLICED and sketch.pp > 1 and not sketch.slices:
@@ -121,14 +126,20 @@ def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables, slices: in
 def refine(
     found: Prediction, left: Collection[str], cluster: Cluster, batch: int, tables: Tables, gain: float = NOTHING
 ) -> Prediction:
-    """The best of a plan and those with other cuts and buckets, where these were left open and may gain that share."""
+    """The best of a plan and those with other cuts, buckets and exchanges, where these were left open and may gain that
+    share."""
     if "stages" in left and found.plan.pp > 1:
         found = _recut(found, cluster, batch, tables, gain)
     # Buckets hide communication; where there is next to nothing to hide, others are no better.
-    if "bucket" in left and found.plan.world > found.plan.pp and found.exposed_comm_s > gain * found.step_s:
+    if "bucket" in left and found.plan.replicated and found.exposed_comm_s > gain * found.step_s:
         sizes = [size for size in bucket_sizes(found.plan, tables.profile) if size != found.plan.bucket]
         trials = [_predict(replace(found.plan, bucket=size), cluster, batch, tables) for size in sizes]
         found = best([found, *trials])
+    if "exchange" in left and found.exposed_comm_s > gain * found.step_s:
+        for other in other_exchanges(found.plan, tables.profile, cluster):
+            sizes = bucket_sizes(other, tables.profile) if "bucket" in left else [other.bucket]
+            trials = [_predict(replace(other, bucket=size), cluster, batch, tables) for size in sizes]
+            found = best([found, *trials])
     return found
 
 
@@ -184,13 +195,6 @@ def _one_move(plan: Plan) -> Iterator[tuple[int, ...]]:
 
 def _predict(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
     return predict(rules.check(plan, batch, cluster.world), tables.profile, cluster, batch)
-
-
-def bucket_sizes(plan: Plan, profile: Profile) -> list[int]:
-    """The bucket sizes that differ for this model: up to all gradients of a stage at once, in whole MiB."""
-    most = max(sum(p.bytes for p in profile.parameters_of(*bound) if p.trainable) for bound in plan.bounds)
-    whole = max(-(-most // MIB), 1) * MIB
-    return [*(size for size in BUCKETS if size < whole), whole]
 
 
 def cuts(plan: Plan, cluster: Cluster, batch: int, tables: Tables, limit: float, slack: float = 0.0) -> tuple[int, ...]:

@@ -17,6 +17,11 @@ class Backend:
     receives_on_device: bool = True  # a posted receive has its buffer on the device, or in host memory
     tagged: bool = True  # messages between two ranks are told apart by tags, or only by their order
 
+    @property
+    def sums_by(self) -> str:
+        """Whose collectives these are."""
+        return "nccl" if self.name == "nccl" else "gloo"
+
 
 BACKENDS = {
     "gloo": Backend("gloo", host_computes=True, receives_wait=True),

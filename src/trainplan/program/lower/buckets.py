@@ -20,6 +20,7 @@ class Bucket:
     bytes: int
     block: int = 0  # the backward pass of this block completes it
     ready: float = 1.0  # share of the stage's backward pass that is over then
+    element: int = 4  # bytes of a number
 
 
 def fill(sizes: Sequence[int], limit: int) -> list[list[int]]:
@@ -63,8 +64,14 @@ def stage_buckets(
         members = [inside[n] for n in numbers]
         latest = max(latest, *(ready(p) for p in members))
         names, size = tuple(p.name for p in members), sum(p.bytes for p in members)
-        found.append(Bucket(names, size, min(block_of(p) for p in members), min(latest, 1.0)))
+        block = min(block_of(p) for p in members)
+        found.append(Bucket(names, size, block, min(latest, 1.0), _element(members)))
     return found
+
+
+def _element(parameters: Sequence[Parameter]) -> int:
+    """Bytes of one number of theirs."""
+    return max(1, sum(p.bytes for p in parameters) // max(1, sum(p.count for p in parameters)))
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ class Tie:
     stages: tuple[int, ...]
     names: tuple[str, ...]
     bytes: int
+    element: int = 4  # bytes of a number
 
 
 def ties(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Tie]:
@@ -84,4 +92,7 @@ def ties(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Tie]:
         holders = tuple(sorted({stage_of[block] for block in parameter.blocks}))
         if len(holders) > 1 and parameter.trainable:
             found.setdefault(holders, []).append(parameter)
-    return [Tie(s, tuple(p.name for p in group), sum(p.bytes for p in group)) for s, group in sorted(found.items())]
+    return [
+        Tie(stages, tuple(p.name for p in group), sum(p.bytes for p in group), _element(group))
+        for stages, group in sorted(found.items())
+    ]

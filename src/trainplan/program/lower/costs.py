@@ -64,14 +64,21 @@ def _class(
         return CostClass(kind, rank, layout.rank(replica, peer, line), first, last, samples, size, tensors=len(numbers))
     if kind is Kind.REDUCE_GRAD:
         tie = unit - layout.first_tie
-        shared = layout.units[stage] and tie < 0
-        own = layout.units[stage][unit].share_bytes if shared else 0
-        size = layout.ties[tie].bytes if tie >= 0 else own or layout.buckets[stage][unit].bytes
-        return CostClass(kind, rank, -1, first, last, 0, size, members)
+        if tie >= 0:  # of the same weights on several stages, which only the backend sums
+            size, element = layout.ties[tie].bytes, layout.ties[tie].element
+            return CostClass(kind, rank, -1, first, last, 0, size, members, by=layout.backend.sums_by, element=element)
+        if layout.units[stage]:  # of what a rank has a share of, over the groups that share it
+            size = layout.units[stage][unit].share_bytes
+            return CostClass(kind, rank, -1, first, last, 0, size, members, by=layout.backend.sums_by)
+        bucket = layout.buckets[stage][unit]
+        return CostClass(
+            kind, rank, -1, first, last, 0, bucket.bytes, members, by=layout.sums_by, element=bucket.element,
+            node=plan.node,
+        )  # fmt: skip
     if kind in SHARED_OUT:
         return CostClass(kind, rank, -1, first, last, 0, layout.units[stage][unit].bytes, members)
     if kind in (Kind.COUNT, Kind.LOSS, Kind.NORM):
-        return CostClass(kind, rank, -1, first, last, 0, 8, members)
+        return CostClass(kind, rank, -1, first, last, 0, 8, members, by=layout.backend.sums_by, element=8)
     if kind is Kind.BARRIER:
         return CostClass(kind, rank, members=members)
     if kind is Kind.R or again:

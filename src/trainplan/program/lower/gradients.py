@@ -2,6 +2,7 @@
 
 one replica           gradients come with the first backward pass of a step, and go with its STEP
 buckets of our own    gradients are views of the buckets, which stay
+                      (sums in rounds need room beside them for what arrives)
 torch's DDP           the same; but passes before the last of a step gather gradients beside the buckets, and the
                       last one puts them in
 """
@@ -14,6 +15,9 @@ import numpy as np
 
 from trainplan.profile.footprint import footprints, update_workspace, worst
 from trainplan.profile.profile import Parameter
+from trainplan.program.exchanges import BY_ROUNDS, rounds_of
+from trainplan.program.exchanges.rounds import beside
+from trainplan.program.lower.buckets import Bucket
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.ledger import Ledger
@@ -42,6 +46,11 @@ def gradients(ledger: Ledger, found: Found) -> None:
         reduce = found.shared(Kind.REDUCE_GRAD, stages, units=units)
         ledger.add(Value.TOKEN, 0, home[of], piece, reduce, (reduce,))
         ledger.add(Value.TOKEN, 0, home[of], reduce, step[of], (norm[of], step[of]))
+        if layout.sums_by in BY_ROUNDS:
+            room = [
+                _room(layout, holdings[number], layout.buckets[holdings[number].stage][unit]) for number, unit in filled
+            ]
+            ledger.add_some(Value.COMMUNICATION, np.array(room)[:, None], home[of], reduce, reduce)
     for number, tie in enumerate(layout.ties):
         holders = [n for n, h in enumerate(holdings) if h.stage in tie.stages]
         exchange = found.shared(Kind.REDUCE_GRAD, [tie.stages[0]], [layout.first_tie + number])
@@ -50,6 +59,16 @@ def gradients(ledger: Ledger, found: Found) -> None:
         ledger.add(Value.TOKEN, 0, home[holders], reduce, step[holders], (norm[holders], step[holders]))
         # They are put side by side for the exchange; the sum takes the place of the gradients when it is used.
         ledger.add(Value.COMMUNICATION, tie.bytes, home[holders], reduce, step[holders], early=True)
+
+
+def _room(layout: Layout, holding: Holding, bucket: Bucket) -> int:
+    """Bytes beside a bucket for what arrives while it is summed in rounds. (Where one replica stands for all, for that
+    which needs most.)"""
+    _, members = layout.stage_group((holding.stage,))
+    rounds = rounds_of(layout.sums_by, members, bucket.bytes // bucket.element, layout.plan.node)
+    room = beside(rounds, len(members))
+    own = room[members.index(layout.rank(holding.replica, holding.stage, holding.lines[0]))]
+    return bucket.element * (own if len(layout.replicas) == layout.plan.dp else max(room))
 
 
 def _pieces(found: Found, stages: list[int], units: list[int]) -> Ints:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from trainplan.plan.exchanges import BY_BACKEND
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import micro_batches, splits_backward
 from trainplan.profile.profile import Amount, Parameter, Portion, Profile
@@ -272,13 +273,13 @@ class Layout:
     @property
     def observed(self) -> bool:
         """Pure data parallelism: torch's DDP runs it, and we watch."""
-        return (
-            self.plan.dp > 1
-            and not self.plan.zero
-            and self.plan.pp == 1
-            and not self.recomputes
-            and self.plan.overlap == "on"
-        )
+        plain = self.plan.exchange == BY_BACKEND and self.plan.overlap == "on"
+        return self.plan.dp > 1 and self.plan.pp == 1 and not self.plan.zero and not self.recomputes and plain
+
+    @property
+    def sums_by(self) -> str:
+        """Who sums gradients over replicas: the backend, or an algorithm of `program/exchanges`."""
+        return self.backend.sums_by if self.plan.exchange == BY_BACKEND else self.plan.exchange
 
     @property
     def gathers(self) -> bool:

@@ -1,0 +1,49 @@
+"""The account of bytes: what each rank sends for each operation of a program, payload only.
+
+A message is sent by one rank. What is gathered or scattered in equal shares goes from everybody to everybody else. Of a
+sum everybody sends a part, and how much depends on who sums: by rounds of our own
+that is counted, gloo's own ring is known to the byte (`exchanges/gloo.py`), and of NCCL, which chooses and does not
+say, it is what a ring would send.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainplan.program.exchanges import BY_ROUNDS, gloo, rounds_of
+from trainplan.program.exchanges.rounds import sent as sent_in
+from trainplan.program.ops import SENDS, SHARED_OUT, SPECS, Kind
+from trainplan.program.program import CostClass, Ints, Program
+
+
+def sent(program: Program, op: int) -> dict[int, int]:
+    """Bytes that each rank sends for an operation; ranks that send nothing are left out. (Of the ranks of the cluster,
+    also where one replica stands for all.)"""
+    kind = Kind(int(program.kind[op]))
+    if kind in SENDS:
+        return {int(program.rank[op]): int(program.bytes[op])}
+    if not SPECS[kind].collective:
+        return {}
+    c = program.classes[int(program.cost[op])]
+    return {rank: size for rank, size in zip(c.members, _summing(c), strict=True) if size}
+
+
+def sent_by_rank(program: Program) -> Ints:
+    """Bytes that each rank sends a step."""
+    total = np.zeros(program.world, dtype=np.int64)
+    for op in range(len(program)):
+        for rank, size in sent(program, op).items():
+            total[rank] += size
+    return np.asarray(total // program.steps)
+
+
+def _summing(c: CostClass) -> tuple[int, ...]:
+    ranks = len(c.members)
+    if c.kind in SHARED_OUT:
+        return (c.bytes // ranks * (ranks - 1),) * ranks
+    if c.by in BY_ROUNDS:
+        rounds = rounds_of(c.by, c.members, c.bytes // c.element, c.node)
+        return tuple(c.element * elements for elements in sent_in(rounds, ranks))
+    if c.by == "gloo":
+        return gloo.sent(ranks, c.bytes, c.element)
+    return (round(2 * (ranks - 1) / ranks * c.bytes),) * ranks

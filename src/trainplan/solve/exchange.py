@@ -1,0 +1,85 @@
+"""How gradients travel, where a request leaves it open: in buckets of which size, and by which exchange.
+
+Both are chosen by the clock. A bucket must be filled before it goes: large ones leave too late to be hidden behind the
+rest of backward, small ones pay their latencies again and again. (torch's 25 MB hold nearly all of a model of 32 MiB,
+which then waits for its last bucket.) Where even the best size leaves communication exposed, other exchanges are looked
+at, but only the two that would be fastest with some size of bucket, were that all there is to it, and only if they are
+faster than the backend's. NCCL makes such choices itself, beneath us.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainplan.cluster.cluster import Cluster
+from trainplan.errors import PlanError
+from trainplan.plan.exchanges import BY_BACKEND, HIERARCHICAL, uneven
+from trainplan.plan.plan import Plan, Request
+from trainplan.plan.text import brief
+from trainplan.predict.collectives import all_reduce
+from trainplan.predict.exchanges import in_rounds
+from trainplan.profile.profile import Profile
+from trainplan.program.exchanges import BY_ROUNDS
+from trainplan.units import MIB, gib
+
+BUCKETS = (1 * MIB, 4 * MIB, 8 * MIB, 25 * MIB, 64 * MIB, 256 * MIB)
+FASTER = 0.02  # by so much an exchange must be ahead to be worth a simulation
+MOST_TRIED = 2
+
+
+def whole_bucket(profile: Profile) -> int:
+    """The size of a bucket that holds all gradients of a model, in whole MiB: none larger makes a difference."""
+    return _whole(sum(p.bytes for p in profile.parameters if p.trainable))
+
+
+def _whole(size: int) -> int:
+    return max(-(-size // MIB), 1) * MIB
+
+
+def bucket_sizes(plan: Plan, profile: Profile) -> list[int]:
+    """The bucket sizes that differ for this model: up to all gradients of a stage at once, in whole MiB."""
+    most = max(sum(p.bytes for p in profile.parameters_of(*bound) if p.trainable) for bound in plan.bounds)
+    return [*(size for size in BUCKETS if size < _whole(most)), _whole(most)]
+
+
+def check_bucket(request: Request, profile: Profile) -> None:
+    """Refused where a bucket is asked for that is larger than all gradients together."""
+    most = whole_bucket(profile)
+    if request.bucket is not None and request.bucket > most:
+        size = sum(p.bytes for p in profile.parameters if p.trainable)
+        why = f"a bucket of {gib(request.bucket)} is larger than all gradients of the model together, {gib(size)}"
+        raise PlanError(f"plan {brief(request)!r}", why, f"bucket={most // MIB}MiB, which holds them all")
+
+
+def on_nodes(plan: Plan, node: int | None, cluster: Cluster) -> Plan:
+    """A plan whose exchange asks where ranks are, told so: as was asked, or as the cluster has them."""
+    if plan.exchange != HIERARCHICAL:
+        return replace(plan, node=node or 0)
+    if node is not None:
+        return replace(plan, node=node)
+    sizes = [len(cluster.nodes[n].devices) for n in dict.fromkeys(map(cluster.node_of, range(plan.world)))]
+    if len(set(sizes)) > 1:
+        why = f"the nodes of {cluster.name} have {' and '.join(map(str, sizes))} devices, and {HIERARCHICAL} wants as "
+        raise PlanError(f"plan {brief(plan)!r}", f"{why}many on each", "exchange=ring")
+    return replace(plan, node=sizes[0])
+
+
+def other_exchanges(plan: Plan, profile: Profile, cluster: Cluster) -> list[Plan]:
+    """The plan with the other exchanges that may be faster, most likely first."""
+    if plan.exchange != BY_BACKEND or cluster.backend == "nccl" or plan.zero or not plan.replicated:
+        return []
+    sizes, found = bucket_sizes(plan, profile), list[tuple[float, int, Plan]]()
+    members = max((plan.replicas_of(stage) for stage in range(plan.depth)), key=len)
+    usual = [all_reduce(cluster, members, size).seconds for size in sizes]
+    for word in BY_ROUNDS:
+        try:
+            other = on_nodes(replace(plan, exchange=word), None, cluster)
+        except PlanError:
+            continue
+        if word == HIERARCHICAL and uneven(other, other.node) is not None:
+            continue
+        own = [in_rounds(cluster, word, members, size, other.node).seconds for size in sizes]
+        share = min(ours / theirs for ours, theirs in zip(own, usual, strict=True))
+        if share < 1 - FASTER:
+            found.append((share, len(found), other))
+    return [other for _, _, other in sorted(found)[:MOST_TRIED]]

@@ -1,0 +1,136 @@
+"""Seconds of exchanges: the price of their rounds is what is known in closed form, with the worked numbers."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
+from trainplan.predict import collectives
+from trainplan.predict.exchanges import in_rounds
+from trainplan.program.exchanges import BY_ROUNDS, HIERARCHICAL
+
+ALPHA, BETA, GAMMA = 50e-6, 1e-9, 0.1e-9  # seconds a message, a byte, a byte that is added
+LOCAL = (5e-6, 0.01e-9)
+B = 100_000_000
+CLOSE = {"rel": 1e-9, "abs": 1e-15}
+
+
+def cluster(
+    nodes: int, inside: int = 1, shared: bool = False, gamma: float = GAMMA, alpha: float = ALPHA, beta: float = BETA
+) -> Cluster:  # fmt: skip
+    """Adding reads two numbers and writes one, so a byte takes as long as three of the memory's."""
+    device = Device("cpu", 2**30, {}, 3 / gamma if gamma else math.inf)
+    network, local = Link("network", alpha, 1 / beta, shared=shared), Link("local", LOCAL[0], 1 / LOCAL[1])
+    return Cluster("test", (Node("node", (device,) * inside, local, network),) * nodes, "gloo")
+
+
+def seconds(word: str, ranks: int, size: int = B, **constants: float) -> float:
+    return in_rounds(cluster(ranks, **constants), word, tuple(range(ranks)), size).seconds
+
+
+# Milliseconds of 100 MB on 2, 4 and 8 ranks.
+WORKED = {
+    "ring": (105.1, 157.8, 184.45),
+    "tree": (210.1, 420.2, 630.3),
+    "halving-doubling": (105.1, 157.7, 184.05),
+    "all-to-all": (110.05, 330.05, 770.05),
+}
+SMALL = {  # microseconds of 1 kB
+    "ring": (101.05, 301.575, 701.8375),
+    "halving-doubling": (101.05, 201.575, 301.8375),
+    "all-to-all": (51.1, 53.3, 57.7),
+}
+
+
+@pytest.mark.parametrize("word", WORKED)
+def test_worked_numbers(word: str) -> None:
+    assert [1e3 * seconds(word, ranks) for ranks in (2, 4, 8)] == pytest.approx(WORKED[word], **CLOSE)
+    if word in SMALL:
+        assert [1e6 * seconds(word, ranks, 1000) for ranks in (2, 4, 8)] == pytest.approx(SMALL[word], **CLOSE)
+
+
+def test_worked_numbers_of_six_ranks() -> None:
+    """Where they are no power of two, halving is far behind: two of six send everything twice over."""
+    assert 1e3 * seconds("ring", 6) == pytest.approx(175.5, **CLOSE)
+    assert 1e3 * seconds("halving-doubling", 6) == pytest.approx(367.8, **CLOSE)
+
+
+def test_worked_numbers_of_hierarchical() -> None:
+    """Two nodes of four: a network card for each rank, or one for all of a node; against a ring over the network."""
+    ranks = tuple(range(8))
+    own, shared = (in_rounds(cluster(2, 4, card, gamma=0), HIERARCHICAL, ranks, B, 4) for card in (False, True))
+    assert [1e3 * own.seconds, 1e3 * shared.seconds] == pytest.approx([26.63, 101.63], **CLOSE)
+    assert 1e3 * in_rounds(cluster(8, gamma=0), "ring", ranks, B).seconds == pytest.approx(175.7, **CLOSE)
+    assert own.cards == ()
+    # What passes the cards can be slowed down by others, what happens inside the nodes cannot.
+    assert shared.bytes_s == pytest.approx(0.1, **CLOSE)
+    assert dict(shared.cards) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0})
+
+
+def closed_form(word: str, w: int, b: float, alpha: float, beta: float, gamma: float) -> float:
+    """As in textbooks (Thakur; Patarasuk and Yuan; Rabenseifner)."""
+    log, power = math.ceil(math.log2(w)), 2 ** (w.bit_length() - 1)
+    if word == "ring":
+        return 2 * (w - 1) * alpha + 2 * (w - 1) / w * b * beta + (w - 1) / w * b * gamma
+    if word == "tree":
+        return 2 * log * (alpha + b * beta) + log * b * gamma
+    if word == "all-to-all":
+        return alpha + (w - 1) * b * (beta + gamma)
+    if word == "all-to-all-sliced":
+        return 2 * alpha + 2 * (w - 1) / w * b * beta + (w - 1) / w * b * gamma
+    halved = 2 * math.log2(power) * alpha + (power - 1) / power * b * (2 * beta + gamma)
+    return halved + (2 * (alpha + b * beta) + b * gamma if w > power else 0.0)
+
+
+@pytest.mark.system("all-to-all", "P")
+@pytest.mark.parametrize("word", [word for word in BY_ROUNDS if word != HIERARCHICAL])
+@given(
+    ranks=st.integers(2, 17), size=st.integers(1, 10**9), alpha=st.floats(0, 1e-2), beta=st.floats(1e-12, 1e-6),
+    gamma=st.floats(1e-13, 1e-7),
+)  # fmt: skip
+def test_all_to_all_and_others_take_as_long_as_their_closed_forms(word, ranks, size, alpha, beta, gamma) -> None:
+    found = seconds(word, ranks, size, alpha=alpha, beta=beta, gamma=gamma)
+    assert found == pytest.approx(closed_form(word, ranks, size, alpha, beta, gamma), rel=1e-9)
+
+
+@given(n=st.integers(1, 5), m=st.integers(1, 5), size=st.integers(1, 10**9), shared=st.booleans())
+def test_rounds_take_as_long_as_the_short_forms_that_searches_use(n: int, m: int, size: int, shared: bool) -> None:
+    """`collectives` has rings and hierarchies in few steps, for backends that do them: with the same answer."""
+    there, ranks = cluster(n, m, shared, gamma=0), tuple(range(n * m))
+    if n * m > 1:
+        flat, ours = collectives.ring(there, ranks, size), in_rounds(there, "ring", ranks, size)
+        assert ours.seconds == pytest.approx(flat.seconds, rel=1e-9)
+        assert ours.bytes_s == pytest.approx(flat.bytes_s, rel=1e-9)
+        assert dict(ours.cards) == pytest.approx(dict(flat.cards), rel=1e-9)
+    tiered = collectives.hierarchical(there, ranks, size)
+    if tiered is not None:
+        ours = in_rounds(there, HIERARCHICAL, ranks, size, m)
+        assert ours.seconds == pytest.approx(tiered.seconds, rel=1e-9)
+        assert dict(ours.cards) == pytest.approx(dict(tiered.cards), rel=1e-9)
+
+
+def test_many_messages_cost_the_host_that_posts_them() -> None:
+    """The seconds of a message's ends, for each message of the member that has most."""
+    for word, messages in (("ring", 2 * 2 * 3), ("all-to-all", 2 * 3), ("all-to-all-sliced", 2 * 2 * 3)):
+        plain, dear = (cluster(4) for _ in range(2))
+        dear = replace(dear, nodes=tuple(replace(n, network=replace(n.network, message_s=1e-3)) for n in dear.nodes))
+        more = in_rounds(dear, word, (0, 1, 2, 3), B).seconds - in_rounds(plain, word, (0, 1, 2, 3), B).seconds
+        assert more == pytest.approx(messages * 1e-3)
+
+
+def test_where_messages_were_measured_ours_is_no_faster_than_what_gloo_was_measured_to_do() -> None:
+    """Messages one at a time take 1 s + 1 s/MB; gloo's ring of four was three times as slow as so many of them."""
+    probed = cluster(1, 4, gamma=0)
+    message = Curve("p2p", 2, (0, 10**6), (1.0, 2.0))
+    alone = replace(probed, collectives=(message,))
+    four = (0, 1, 2, 3)
+    assert in_rounds(alone, "ring", four, 10**6).seconds == pytest.approx(6 * 1.25)
+    assert in_rounds(alone, "tree", four, 10**6).seconds == pytest.approx(4 * 2.0)
+    crowded = replace(probed, collectives=(message, Curve("all_reduce", 4, (0, 10**6), (18.0, 22.5))))
+    assert in_rounds(crowded, "ring", four, 10**6).seconds == pytest.approx(22.5)
+    assert in_rounds(crowded, "tree", four, 10**6).seconds == pytest.approx(24.0)
+    quick = replace(probed, collectives=(message, Curve("all_reduce", 4, (0, 10**6), (1.0, 2.0))))
+    assert in_rounds(quick, "ring", four, 10**6).seconds == pytest.approx(6 * 1.25)  # it does things at once: not ours
