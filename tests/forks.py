@@ -10,6 +10,7 @@ of how processes are started, killed and left behind, and of what is imported, u
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -160,6 +161,7 @@ def main() -> None:
     numba.njit(lambda: 0)()  # its first function makes the compiler ready
     # For an event that nobody listens to, torchrun looks up the module of every caller among all that are imported.
     dynamic_rendezvous.get_method_name = lambda depth=2: ""
+    gc.freeze()  # what the garbage collector does not visit stays shared
     arguments = serve(listener)
     sys.executable = program
     if arguments[0] == "-m":
