@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
@@ -87,6 +87,7 @@ def closed_form(word: str, w: int, b: float, alpha: float, beta: float, gamma: f
 
 @pytest.mark.system("all-to-all", "P")
 @pytest.mark.parametrize("word", [word for word in BY_ROUNDS if word != HIERARCHICAL])
+@settings(max_examples=30)
 @given(
     ranks=st.integers(2, 17), size=st.integers(1, 10**9), alpha=st.floats(0, 1e-2), beta=st.floats(1e-12, 1e-6),
     gamma=st.floats(1e-13, 1e-7),
@@ -96,6 +97,7 @@ def test_all_to_all_and_others_take_as_long_as_their_closed_forms(word, ranks, s
     assert found == pytest.approx(closed_form(word, ranks, size, alpha, beta, gamma), rel=1e-9)
 
 
+@settings(max_examples=30)
 @given(n=st.integers(1, 5), m=st.integers(1, 5), size=st.integers(1, 10**9), shared=st.booleans())
 def test_rounds_take_as_long_as_the_short_forms_that_searches_use(n: int, m: int, size: int, shared: bool) -> None:
     """`collectives` has rings and hierarchies in few steps, for backends that do them: with the same answer."""

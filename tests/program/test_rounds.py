@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synthetic import chain
@@ -34,6 +34,7 @@ def test_every_word_of_a_plan_is_an_exchange() -> None:
 
 
 @pytest.mark.parametrize("word", BY_ROUNDS)
+@settings(max_examples=30)
 @given(members=WORLDS, elements=st.integers(0, 40), seed=st.integers(0, 99))
 def test_everybody_has_the_sum_and_the_same_to_the_last_bit(word: str, members: int, elements: int, seed: int) -> None:
     numbers = random.Random(seed)
@@ -44,6 +45,7 @@ def test_everybody_has_the_sum_and_the_same_to_the_last_bit(word: str, members: 
 
 
 @pytest.mark.parametrize("word", BY_ROUNDS)
+@settings(max_examples=30)
 @given(members=WORLDS, elements=st.integers(0, 40))
 def test_nothing_is_replaced_while_it_is_sent(word: str, members: int, elements: int) -> None:
     """So that what arrives to stay can be received right where it belongs."""
@@ -53,6 +55,7 @@ def test_nothing_is_replaced_while_it_is_sent(word: str, members: int, elements:
                 assert a.last <= b.first or b.last <= a.first
 
 
+@settings(max_examples=30)
 @given(members=WORLDS, parts=st.integers(1, 5))
 def test_elements_that_are_sent_as_in_the_closed_forms(members: int, parts: int) -> None:
     whole = parts * members * 2 ** (members.bit_length() - 1)  # so that everything divides
@@ -73,6 +76,7 @@ def test_elements_that_are_sent_as_in_the_closed_forms(members: int, parts: int)
 
 
 @pytest.mark.parametrize("word", BY_ROUNDS)
+@settings(max_examples=30)
 @given(members=WORLDS, elements=st.integers(0, 40))
 def test_room_beside_is_that_of_what_arrives_to_be_added(word: str, members: int, elements: int) -> None:
     rounds = made(word, members, elements)
@@ -105,6 +109,7 @@ def test_bytes_of_gloo_worked(ranks: int, size: int, wanted: tuple[int, ...]) ->
     assert gloo.sent(ranks, size, 4) == wanted
 
 
+@settings(max_examples=30)
 @given(ranks=st.integers(1, 16), elements=st.integers(0, 10**7), element=st.sampled_from((2, 4, 8)))
 def test_bytes_of_gloo_sum_to_those_of_a_ring(ranks: int, elements: int, element: int) -> None:
     size = elements * element
