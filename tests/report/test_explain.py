@@ -15,6 +15,7 @@ from trainplan.predict.predict import predict
 from trainplan.report.explain import _ORDERS, explain
 from trainplan.report.lines import error_line
 from trainplan.solve.resolve import resolve
+from trainplan.units import gib
 
 
 def explained(line, profile=None, where="2x2xTitanRTX", batch=16):
@@ -40,6 +41,15 @@ def test_replicas_of_a_pipeline():
     assert "summed over ranks 2, 3" in text
     assert max(s.peak_bytes for s in found.stages) == p.peak_bytes
     assert all(sum(s.breakdown.values()) == s.peak_bytes for s in found.stages)
+
+
+def test_who_sums_and_what_a_rank_sends_for_it():
+    whole = sum(p.bytes for p in model().parameters if p.trainable)
+    for word, sent in (("ring", 1.5), ("all-to-all", 3.0), ("tree", 2.0)):
+        found, _ = explained(f"dp=4 exchange={word}")
+        (line,) = [line for line in found.moves if "gradients" in line]
+        assert f"summed over ranks 0–3 by {word} " in line
+        assert line.endswith(f"a rank sends {gib(sent * whole)}")
 
 
 def test_one_device_moves_nothing():

@@ -1,9 +1,8 @@
 """The account of bytes: what each rank sends for each operation of a program, payload only.
 
 A message is sent by one rank. What is gathered or scattered in equal shares goes from everybody to everybody else. Of a
-sum everybody sends a part, and how much depends on who sums: by rounds of our own
-that is counted, gloo's own ring is known to the byte (`exchanges/gloo.py`), and of NCCL, which chooses and does not
-say, it is what a ring would send.
+sum everybody sends a part, and how much depends on who sums: in rounds of ours that is counted, gloo's own ring is
+known to the byte (`exchanges/gloo.py`), and of NCCL, which chooses and does not say, it is what a ring would send.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 from trainplan.program.exchanges import BY_ROUNDS, gloo, rounds_of
 from trainplan.program.exchanges.rounds import sent as sent_in
 from trainplan.program.ops import SENDS, SHARED_OUT, SPECS, Kind
-from trainplan.program.program import CostClass, Ints, Program
+from trainplan.program.program import Ints, Program
 
 
 def sent(program: Program, op: int) -> dict[int, int]:
@@ -25,7 +24,11 @@ def sent(program: Program, op: int) -> dict[int, int]:
     if not SPECS[kind].collective:
         return {}
     c = program.classes[int(program.cost[op])]
-    return {rank: size for rank, size in zip(c.members, _summing(c), strict=True) if size}
+    if kind in SHARED_OUT:
+        ranks = len(c.members)
+        return dict.fromkeys(c.members, c.bytes // ranks * (ranks - 1))
+    sizes = summing(c.by, c.members, c.bytes, c.element, c.node)
+    return {rank: size for rank, size in zip(c.members, sizes, strict=True) if size}
 
 
 def sent_by_rank(program: Program) -> Ints:
@@ -37,13 +40,16 @@ def sent_by_rank(program: Program) -> Ints:
     return np.asarray(total // program.steps)
 
 
-def _summing(c: CostClass) -> tuple[int, ...]:
-    ranks = len(c.members)
-    if c.kind in SHARED_OUT:
-        return (c.bytes // ranks * (ranks - 1),) * ranks
-    if c.by in BY_ROUNDS:
-        rounds = rounds_of(c.by, c.members, c.bytes // c.element, c.node)
-        return tuple(c.element * elements for elements in sent_in(rounds, ranks))
-    if c.by == "gloo":
-        return gloo.sent(ranks, c.bytes, c.element)
-    return (round(2 * (ranks - 1) / ranks * c.bytes),) * ranks
+def summing(by: str, members: tuple[int, ...], size: int, element: int = 4, node: int = 0) -> tuple[int, ...]:
+    """Bytes that each member sends for a sum of `size` bytes, whoever makes it.
+
+    >>> summing("gloo", (0, 1, 2), 4000), summing("ring", (0, 1, 2), 4000), summing("nccl", (0, 1, 2), 4000)
+    ((5336, 5328, 5336), (5336, 5332, 5332), (5333, 5333, 5333))
+    """
+    ranks = len(members)
+    if by in BY_ROUNDS:
+        rounds = rounds_of(by, members, size // element, node)
+        return tuple(element * elements for elements in sent_in(rounds, ranks))
+    if by == "gloo":
+        return gloo.sent(ranks, size, element)
+    return (round(2 * (ranks - 1) / ranks * size),) * ranks

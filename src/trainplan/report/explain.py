@@ -7,14 +7,16 @@ from typing import Any
 
 from trainplan import files
 from trainplan.cluster.cluster import Cluster
-from trainplan.plan.plan import Plan
+from trainplan.plan.exchanges import BY_BACKEND
 from trainplan.plan.rules import splits_backward
 from trainplan.plan.text import brief
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
+from trainplan.program.lower.buckets import Bucket
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
+from trainplan.program.traffic import summing
 from trainplan.report.table import gib_number, milliseconds, table
 from trainplan.search.reasons import pieces, reason
 from trainplan.units import count, gb_per_s, gib, percent, seconds
@@ -174,7 +176,7 @@ def _moves(layout: Layout, cluster: Cluster) -> list[str]:
         )
     for stage, buckets in enumerate(layout.buckets):
         if buckets:
-            lines.append(_exchange(plan, stage, [bucket.bytes for bucket in buckets]))
+            lines.append(_exchange(layout, stage, buckets))
     for tie in layout.ties:
         ranks = sorted({rank for stage in tie.stages for rank in plan.replicas_of(stage)})
         lines.append(
@@ -184,11 +186,16 @@ def _moves(layout: Layout, cluster: Cluster) -> list[str]:
     return lines
 
 
-def _exchange(plan: Plan, stage: int, sizes: list[int]) -> str:
+def _exchange(layout: Layout, stage: int, buckets: list[Bucket]) -> str:
+    plan, members, sizes = layout.plan, layout.plan.replicas_of(stage), [bucket.bytes for bucket in buckets]
     where = f"stage {stage}: " if plan.pp > 1 else ""
     many = f"{len(sizes)} buckets" if len(sizes) > 1 else "one bucket"
     when = "as they become ready in the last backward pass" if len(sizes) > 1 else "after the last backward pass"
-    return f"{where}{gib(sum(sizes))} of gradients, in {many}, summed over {_ranks(plan.replicas_of(stage))} {when}"
+    sent = [summing(layout.sums_by, members, b.bytes, b.element, plan.node) for b in buckets]
+    own = gib(max(map(sum, zip(*sent, strict=True))))
+    how = "" if plan.exchange == BY_BACKEND else f" by {plan.exchange}"
+    whole = f"{where}{gib(sum(sizes))} of gradients, in {many}, summed over {_ranks(members)}{how} {when}"
+    return f"{whole}; a rank sends {own}"
 
 
 def _time(prediction: Prediction, profile: Profile, cluster: Cluster) -> list[str]:
