@@ -114,8 +114,8 @@ assert "torch" not in sys.modules, "predict"
 
 # -- every kind of operation has its rules ------------------------------------------------------------------------
 
-# Kinds that wait for the systems that need them: parameter servers.
-NOT_LOWERED_YET = {Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W}
+# Kinds that wait for the systems that need them.
+NOT_LOWERED_YET: set[Kind] = set()
 
 
 def lowered_kinds() -> set[Kind]:
@@ -135,7 +135,8 @@ def lowered_kinds() -> set[Kind]:
                 )  # fmt: skip
                 found |= {Kind(int(kind)) for kind in lower(choices, profile, 8).kind}
     found |= {Kind(int(kind)) for kind in lower(plan(dp=2, zero=3, blocks=4, bucket=1), profile, 8).kind}
-    return found
+    served = plan(dp=2, blocks=4, exchange="ps-bsp", servers=1)
+    return found | {Kind(int(kind)) for kind in lower(served, chain(4), 8).kind}
 
 
 def test_every_kind_has_all_its_rules() -> None:

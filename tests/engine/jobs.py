@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from tests.engine.models import workload
-from trainplan.engine.oracle import Trained
+from trainplan.engine.oracle import Trained, optimizer_state
 from trainplan.engine.trainer import Trainer
 from trainplan.engine.worker import gradients_kept, whole_state
 from trainplan.plan.plan import Plan
@@ -57,12 +57,16 @@ def train(
         trained.losses.append(result.loss)
     trained.gradients = kept
     trainer.gather()
-    trained.weights = {n: p.detach().cpu().clone() for n, p in trainer.parameters.items()}
+    current = trainer.parameters if trainer.is_current else {}
+    trained.weights = {n: p.detach().cpu().clone() for n, p in current.items()}
     first = [held for held in copies if held.is_first_copy]  # running statistics are those of the first copy
     trained.buffers = {n: b.detach().cpu().clone() for held in first for n, b in held.stage.named_buffers()}
     for held in copies:
         state = whole_state(held)
         trained.state |= {n: {key: value.cpu() for key, value in entries.items()} for n, entries in state.items()}
+    if trainer.part.shard is not None:
+        shard = trainer.part.shard
+        trained.state = optimizer_state(shard.optimizer, shard.parameters)
     events = trainer.events(sizes[-1]) if record else []
     place = (trainer.replica, tuple(trainer.stages))
     if world > 1:

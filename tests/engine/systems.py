@@ -116,7 +116,7 @@ def _cases() -> list[Case]:
         ),
         Case("dapple", "tied", {**adam, "stages": (4,)}, optimizer="grouped_adamw", fields={"schedule": "onecycle"}),
     ]  # fmt: skip
-    return cases + grouped + ORDERS + _sharded() + EXCHANGES
+    return cases + grouped + ORDERS + _sharded() + EXCHANGES + SERVED
 
 
 def _sharded() -> list[Case]:
@@ -146,6 +146,24 @@ def _sharded() -> list[Case]:
     ]
 
 
+def _served() -> list[Case]:
+    """Gradients that go to where the optimizer is: to the first worker, or to servers."""
+    root = {"dp": 2, "bucket": 300, "exchange": "dataparallel"}
+    step = {"dp": 2, "bucket": 300, "exchange": "ps-bsp", "servers": 1}
+    two = {**step, "servers": 2, "split": 8}
+    return [
+        Case("dataparallel", "tied", root),
+        Case("dataparallel", "residual", {**root, "dp": 3, "micro": 2}),
+        Case("dataparallel", "tied", {**root, "dp": 4}, optimizer="adamw", fields={"clip_norm": 0.05}),
+        Case("ps-bsp", "tied", step),
+        Case("ps-bsp", "residual", {**step, "dp": 3, "bucket": 200}),
+        Case("ps-bsp", "tied", {**two, "micro": 2, "recompute": "full"}),
+        Case("ps-bsp", "residual", two, optimizer="grouped_adamw", fields={"schedule": "cosine"}),
+        Case("ps-bsp", "chain", {**two, "dp": 1, "servers": 3}, optimizer="adamw"),
+    ]
+
+
+SERVED = _served()
 SCHEDULES = (*WORDS["schedule"], GIVEN)
 VARIANTS = {"1f1b-early": "1f1b", "chimera-doubled": "chimera"}  # orders of work that are another's, a little changed
 RANKS = (2, 3, 4)

@@ -1,6 +1,7 @@
 """Every system equals the oracle in float64: loss, gradients, weights, buffers and optimizer state after 3 steps."""
 
 import copy
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -8,11 +9,16 @@ import torch
 from tests.engine import jobs
 from tests.engine.systems import CASES, SCHEDULES, Case, ranks_of
 from trainplan.bench.pool import pool
+from trainplan.engine.compare import state_of
 from trainplan.engine.oracle import Trained, train_alone
+from trainplan.plan.keys import part_of
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import SLICED
+from trainplan.plan.served import ASYNCHRONOUS
+from trainplan.plan.served import SERVED as SERVED_WORDS
 from trainplan.program.exchanges import BY_ROUNDS, HIERARCHICAL
 
+SYNCHRONOUS = tuple(word for word in SERVED_WORDS if word not in ASYNCHRONOUS)
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 
 
@@ -38,29 +44,46 @@ def test_equality(case: Case) -> None:
 
 def hold(case: Case, want: Trained, ranks: list[tuple[Trained, list, tuple[int, tuple[int, ...]]]]) -> None:
     """What every rank has after training is what the oracle has, and together they have all of it."""
-    assert {name for trained, _, _ in ranks for name in trained.weights} == want.weights.keys()
-    assert {name for trained, _, _ in ranks for name in trained.state} == want.state.keys()
+    assert whole(trained.weights for trained, _, _ in ranks) == sizes(want.weights)
+    assert {name.partition("[")[0] for trained, _, _ in ranks for name in trained.state} == want.state.keys()
     assert {name for trained, _, _ in ranks for name in trained.buffers} == want.buffers.keys()
+    stepping = [trained for trained, _, _ in ranks if trained.gradients]  # the others push theirs there
+    assert len(stepping) == {"dataparallel": 1}.get(case.plan.exchange, case.plan.servers or len(ranks))
     for step, gradients in enumerate(want.gradients):
-        assert {name for trained, _, _ in ranks for name in trained.gradients[step]} == gradients.keys()
+        assert whole(trained.gradients[step] for trained in stepping) == sizes(gradients)
     assert any(case.plan.depth - 1 in stages for _, _, (_, stages) in ranks)
     for trained, _, (_, stages) in ranks:
         if case.plan.depth - 1 in stages:
             torch.testing.assert_close(trained.losses, want.losses, **CLOSE)
-        assert trained.weights
-        assert len(trained.gradients) == len(case.sizes)
+        assert trained.weights or case.plan.exchange == "dataparallel"  # whose root has them until the next step
+        assert len(trained.gradients) in (0, len(case.sizes))
         for name, weight in trained.weights.items():
-            torch.testing.assert_close(weight, want.weights[name], **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+            expected = part_of(name, want.weights)
+            torch.testing.assert_close(weight, expected, **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
         for step, gradients in enumerate(trained.gradients):
             for name, gradient in gradients.items():
-                expected = want.gradients[step][name]
+                expected = part_of(name, want.gradients[step])
                 torch.testing.assert_close(gradient, expected, **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
         for name, state in trained.state.items():
-            assert state.keys() == want.state[name].keys()
+            assert state.keys() == want.state[name.partition("[")[0]].keys()
             for key, value in state.items():
-                torch.testing.assert_close(value, want.state[name][key], **CLOSE)
+                torch.testing.assert_close(value, state_of(name, key, want.state), **CLOSE)
         for name, buffer in trained.buffers.items():
             torch.testing.assert_close(buffer, want.buffers[name], **CLOSE)
+
+
+def whole(parts: Iterable[dict[str, torch.Tensor]]) -> dict[str, int]:
+    """Elements of every tensor that somebody has: pieces of one, on several servers, count together."""
+    there = {name: tensor.numel() for tensors in parts for name, tensor in tensors.items()}
+    found = {name: count for name, count in there.items() if "[" not in name}
+    pieces: dict[str, int] = {}
+    for name in there.keys() - found.keys():
+        pieces[name.partition("[")[0]] = pieces.get(name.partition("[")[0], 0) + there[name]
+    return pieces | found
+
+
+def sizes(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+    return {name: tensor.numel() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("word", SCHEDULES)
@@ -95,6 +118,16 @@ def test_every_exchange_is_among_the_cases(word: str) -> None:
     assert any(plan.micro > 1 for plan in alone)
     assert any(case.plan.pp > 1 and case.plan.replicated for case in cases)
     assert all(any(samples % case.plan.world for samples in case.sizes) for case in cases)  # uneven local batches
+
+
+@pytest.mark.parametrize("word", SYNCHRONOUS)
+def test_every_served_exchange_is_among_the_cases(word: str) -> None:
+    """On 2 workers and on more, with dropout and batch norm, and with AdamW."""
+    cases = [case for case in CASES if case.plan.exchange == word]
+    assert {case.model for case in cases} >= {"tied", "residual"}
+    assert {2, 3} <= {case.plan.dp for case in cases}
+    assert any("adamw" in case.optimizer for case in cases)
+    assert word == "dataparallel" or any(case.plan.servers > 1 for case in cases)
 
 
 def test_oracle_equals_the_plain_step_on_the_whole_batch() -> None:

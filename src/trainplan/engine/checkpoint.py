@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from trainplan import files
 from trainplan.errors import InputError, RunError
 from trainplan.plan import text as plan_text
+from trainplan.plan.plan import Plan
 from trainplan.workload.optimizer import Groups
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class About:
 
 def save(trainer: Trainer, path: str | Path) -> None:
     """Write a checkpoint; all ranks call this. The folder appears whole or not at all."""
+    refuse_servers(trainer.plan)
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
     instead = "a folder that every rank can write to"
@@ -96,6 +98,13 @@ def save(trainer: Trainer, path: str | Path) -> None:
         os.replace(partial, path)
         shutil.rmtree(old, ignore_errors=True)
     _barrier()
+
+
+def refuse_servers(plan: Plan) -> None:
+    """Refused where the optimizer's state is in pieces on servers, which keep none of it."""
+    if plan.servers:
+        why = f"the optimizer's state is in pieces on {plan.servers} server(s), and these are not saved"
+        raise RunError(f"a checkpoint under {plan_text.brief(plan)!r}", why, "exchange=dataparallel or all-reduce")
 
 
 def _old(path: Path) -> Path:
@@ -210,6 +219,7 @@ def load(trainer: Trainer, path: str | Path) -> None:
 
     Weights, buffers, the optimizer's state and settings, the scheduler, the step, the seed, the place in the data.
     """
+    refuse_servers(trainer.plan)
     path = Path(path)
     if trainer.rank == 0:
         _put_back(path)

@@ -22,6 +22,7 @@ from trainplan.engine.launch import RunResult, run
 from trainplan.engine.oracle import Trained, train_alone, train_eager
 from trainplan.engine.worker import in_double
 from trainplan.errors import ModelError
+from trainplan.plan.keys import part_of
 from trainplan.plan.plan import Plan
 from trainplan.plan.text import text
 from trainplan.profile.capture.captured import Captured, capture
@@ -177,16 +178,18 @@ def _losses(alone: Sequence[float], other: Sequence[float]) -> Difference:
 
 def _differences(alone: Trained, parts: list[dict[str, Any]], result: RunResult) -> list[Difference]:
     found = [_losses(alone.losses, result.losses)]
-    weights = [(name, tensor, alone.weights[name]) for part in parts for name, tensor in part["weights"].items()]
+    weights = [
+        (name, tensor, part_of(name, alone.weights)) for part in parts for name, tensor in part["weights"].items()
+    ]
     gradients = [
-        (f"{name}, step {step + 1}", tensor, alone.gradients[step][name])
+        (f"{name}, step {step + 1}", tensor, part_of(name, alone.gradients[step]))
         for part in parts
         for step, tensors in enumerate(part["gradients"])
         for name, tensor in tensors.items()
     ]
     buffers = [(name, tensor, alone.buffers[name]) for part in parts for name, tensor in part["buffers"].items()]
     state = [
-        (f"{name}: {key}", tensor, alone.state[name][key])
+        (f"{name}: {key}", tensor, state_of(name, key, alone.state))
         for part in parts
         for name, entries in part["state"].items()
         for key, tensor in entries.items()
@@ -195,6 +198,15 @@ def _differences(alone: Trained, parts: list[dict[str, Any]], result: RunResult)
         if rows:
             found.append(_largest(what, rows))
     return found
+
+
+def state_of(name: str, key: str, state: dict[str, dict[str, Tensor]]) -> Tensor:
+    """What the optimizer keeps under a key for a parameter or a piece of one: of a piece its part, unless it is one
+    number for the whole."""
+    whole = {owner: entries[key] for owner, entries in state.items() if key in entries}
+    number = {owner: tensor for owner, tensor in whole.items() if not tensor.dim()}
+    owner = name.rpartition("[")[0]
+    return number[owner] if name not in whole and owner in number else part_of(name, whole)
 
 
 def _largest(what: str, rows: list[tuple[str, Tensor, Tensor]]) -> Difference:

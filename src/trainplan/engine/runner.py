@@ -22,6 +22,7 @@ from trainplan.engine.instructions import Instruction, instructions
 from trainplan.engine.recorder import Recorder
 from trainplan.engine.reducer import Reducer
 from trainplan.engine.seeds import seed_of
+from trainplan.engine.serving import Shard, Weights
 from trainplan.engine.sharded import Chain, Gathered
 from trainplan.engine.shards import Shards
 from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending
@@ -29,11 +30,14 @@ from trainplan.errors import RunError
 from trainplan.profile.capture.sliced import Carry, Slice
 from trainplan.profile.capture.stage import Stage
 from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.service import Load
 from trainplan.program.ops import COLLECTIVES, RECEIVES, SENDS, Kind
 from trainplan.program.posting import RECEIVES_AHEAD, due, in_order_of_sending
 from trainplan.program.program import Program
 from trainplan.workload.workload import Batch, Loss
 
+SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W)  # messages between workers and servers
+_TENSORS = 1024  # that a message with running statistics may carry
 # These go on after their handler has returned, or are several operations in one call.
 NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES)
 
@@ -89,6 +93,8 @@ class Part:
     tied: dict[int, list[list[nn.Parameter]]] = field(default_factory=dict)
     chain: Chain | None = None  # what follows collectives of gradients that are shared out
     sums: dict[int, Sums] = field(default_factory=dict)  # by group, of those that are made in rounds
+    weights: Weights | None = None  # of a worker whose weights come from where the optimizer is, or go from here
+    shard: Shard | None = None  # of a server
 
     @property
     def is_last(self) -> bool:
@@ -111,6 +117,15 @@ class StepState:
     sent: list[Pending] = field(default_factory=list)
     loss: Tensor | None = None  # weighted sum over this replica's micro-batches
     norm: float | None = None
+    # Of a server: gradients that have arrived, by load, in the order of workers.
+    received: dict[int, list[list[Tensor]]] = field(default_factory=dict)
+
+
+def served_tag(layout: Layout, unit: int, push: bool) -> int:
+    """The tag of a load: on its way to the server, or back."""
+    assert layout.service is not None
+    widest = max(_TENSORS, *(len(load.segments) + 1 for load in layout.service.loads))
+    return (2 * unit + push) * widest
 
 
 class Runner:
@@ -130,8 +145,8 @@ class Runner:
         self._due = due(order)
         self.edges = {(e.source, e.target): e for e in part.layout.edges}
         self.names = [c.name for c in part.layout.profile.crossings]
-        captured = next(iter(part.held.values())).stage.captured
-        self.shapes = {c.name: c.shape for c in captured.crossings}
+        held = next(iter(part.held.values()), None)  # a server holds no stage
+        self.shapes = {c.name: c.shape for c in held.stage.captured.crossings} if held else {}
         self.state: StepState | None = None
         self._posted = self._taken = 0
         self._messages: dict[int, Message] = {}
@@ -156,6 +171,9 @@ class Runner:
             place += self._run(place, state)
         for pending in (*state.sending.values(), *state.sent):
             pending.wait()
+        for held in self.part.held.values():
+            if held.reducer is not None and not self.part.layout.steps_at(self.rank):
+                held.reducer.zero()  # what was pushed; elsewhere the step empties the buckets
         if self.part.device.type == "cuda":
             torch.cuda.synchronize(self.part.device)
         self.recorder.settle()
@@ -218,15 +236,7 @@ class Runner:
     def _post(self) -> None:
         """Post the receives that are due."""
         for instruction in self.receives[self._posted : self._due[self._taken]]:
-            source, target = self._ends(instruction)
-            numbers = self._carried(instruction.kind, source, target)
-            samples = self.current.parts[instruction.micro].samples
-            forms: list[Form] = []
-            for number in numbers:
-                name = self.names[number]
-                shape, part = self.shapes[name], self.part_of(instruction)
-                sizes = shape.at(samples)
-                forms.append((part.size(sizes, part.tokens.named(name)) if part else sizes, shape.dtype))
+            forms = self._served_forms(instruction) if instruction.kind in SERVED else self._forms(instruction)
             message = self.part.transport.receive(forms, instruction.peer, self.tag(instruction))
             if self.recorder.on and instruction.waits:
                 self._arrivals = self._arrivals or Arrivals(RECEIVES_AHEAD)
@@ -234,15 +244,43 @@ class Runner:
             self._messages[instruction.op] = message
         self._posted = self._due[self._taken]
 
+    def _forms(self, instruction: Instruction) -> list[Form]:
+        """The tensors of an activation, or of its gradient."""
+        samples = self.current.parts[instruction.micro].samples
+        forms: list[Form] = []
+        for number in self._carried(instruction.kind, *self._ends(instruction)):
+            name = self.names[number]
+            shape, part = self.shapes[name], self.part_of(instruction)
+            sizes = shape.at(samples)
+            forms.append((part.size(sizes, part.tokens.named(name)) if part else sizes, shape.dtype))
+        return forms
+
+    def _served_forms(self, instruction: Instruction) -> list[Form]:
+        """The tensors of a load, of weights or gradients."""
+        holder = self.part.shard or self.part.weights
+        assert holder is not None  # whoever takes part in such an exchange has one
+        return holder.forms(self.load(instruction))
+
+    def load(self, instruction: Instruction) -> Load:
+        """What a message between a worker and a server carries."""
+        assert self.part.layout.service is not None
+        return self.part.layout.service.loads[instruction.unit]
+
     def _receive(self, instruction: Instruction, state: StepState) -> None:
         """Wait for a message that was posted before; the time that it takes is what comes after its arrival."""
         message = self._messages.pop(instruction.op)
         self._wait(message, instruction, f"rank {instruction.peer}")
         # Where only the device waits (NCCL), the message is there when the device gets here, not the host.
         there = now() if instruction.waits else self.recorder.mark()
-        names = self.edge_names(instruction.kind, *self._ends(instruction))
         tensors = message.take()
-        state.values[instruction.made[0]] = dict(zip(names, tensors, strict=True))
+        if instruction.kind is Kind.RECV_G:
+            state.received.setdefault(instruction.unit, []).append(tensors)
+        elif instruction.kind is Kind.RECV_W:
+            assert self.part.weights is not None  # of a worker
+            self.part.weights.take(self.load(instruction), tensors)
+        else:
+            names = self.edge_names(instruction.kind, *self._ends(instruction))
+            state.values[instruction.made[0]] = dict(zip(names, tensors, strict=True))
         self._taken += 1
         self._post()
         over = now() if instruction.waits else self.recorder.mark()
@@ -267,6 +305,8 @@ class Runner:
 
     def tag(self, instruction: Instruction) -> int:
         """The same number at both ends of a message, and no other message in flight between the two has it."""
+        if instruction.kind in SERVED:
+            return served_tag(self.part.layout, instruction.unit, instruction.kind in (Kind.SEND_G, Kind.RECV_G))
         source, target = self._ends(instruction)
         edge = list(self.edges).index((source, target))
         backward = int(instruction.kind in (Kind.SEND_B, Kind.RECV_B))

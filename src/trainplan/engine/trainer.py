@@ -12,7 +12,7 @@ of the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainplan.engine import checkpoint
+from trainplan.engine.asynchronous import Applied, Server, say_goodbye
 from trainplan.engine.exchanges import Sums, sums_of
 from trainplan.engine.observed import WARM_UP_STEPS, Observed
 from trainplan.engine.recorder import Recorder, now
 from trainplan.engine.reducer import Reducer
 from trainplan.engine.runner import Held, Part, Runner, stepped
+from trainplan.engine.serving import Shard, Weights
 from trainplan.engine.sharded import Chain
 from trainplan.engine.shards import Shards, check_elementwise
 from trainplan.engine.transport import transport
@@ -37,6 +39,7 @@ from trainplan.errors import PlanError, RunError
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import check as check_plan
 from trainplan.plan.rules import check_model, micro_batches, split
+from trainplan.plan.served import ASYNCHRONOUS
 from trainplan.plan.text import brief
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
@@ -94,12 +97,17 @@ class Trainer:
         world = dist.get_world_size() if dist.is_initialized() else 1
         if plan.world != world:
             raise PlanError(f"plan {brief(plan)!r}", f"it needs {plan.world} ranks, and {world} were started")
+        self.is_asynchronous = plan.exchange in ASYNCHRONOUS
+        if self.is_asynchronous and backend == "nccl":
+            why = f"exchange={plan.exchange} takes what comes first, and NCCL takes what was named first"
+            raise PlanError(f"plan {brief(plan)!r}", why, "exchange=ps-bsp, or gloo")
         if plan.blocks != len(captured.blocks):
             why = f"it was made for {plan.blocks} blocks, and the model has {len(captured.blocks)}"
             raise PlanError(f"plan {brief(plan)!r}", why, "making the plan again")
         self.shape = shape or structure(captured, workload, workload.inputs(2, 0))
         self.slices = self._sliced(compiled)
         self.replica, numbers = self._place()
+        self._values = values
         self.stages: dict[int, Stage] = {}  # by number
         for number in numbers:
             self.stages[number] = self._stage(number, values)
@@ -108,7 +116,10 @@ class Trainer:
         self.steps_done = 0
         self.place: dict[str, Any] = {}  # in the data, as whoever feeds us knows it; saved and resumed with the rest
         self._steps_here = 0  # of `steps_done`, those that this process has run
-        self.recorder = Recorder(self.device)
+        self.recorder = Recorder(self.device, alone=self.is_asynchronous)
+        self.server: Server | None = None  # of a rank that serves whoever comes first
+        self.record_again: Sequence[Applied] = ()  # that such a server is to repeat
+        self._recorded_from = 0
         self._runners: dict[int, Runner] = {}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._sums: dict[tuple[int, ...], Sums] = {}
@@ -144,7 +155,9 @@ class Trainer:
         return slices_of(tokens, self.plan.slices)
 
     def _place(self) -> tuple[int, list[int]]:
-        """The replica of this rank, and the stages that it holds."""
+        """The replica of this rank, and the stages that it holds: of a server none."""
+        if self.plan.workers <= self.rank < self.plan.world:
+            return 0, []
         found = [
             (pipeline // self.plan.lines, number)
             for pipeline, stages in enumerate(self.plan.placement)
@@ -179,6 +192,7 @@ class Trainer:
         if self._part is not None:
             return Part(**{**vars(self._part), "layout": layout, "groups": groups, "sums": sums})
         held = {number: self._held(number, layout, groups) for number in self.stages}
+        shard = self._shard(layout) if self.is_server else None
         ties = {layout.first_tie + n: tie for n, tie in enumerate(layout.ties)}
         self._part = Part(
             layout=layout, replica=self.replica, held=held, loss=self.workload.loss,
@@ -186,8 +200,26 @@ class Trainer:
             slices=self.slices, sums=sums,
             chain=Chain(self.device, layout.backend.receives_wait) if self.plan.zero else None,
             tied={unit: _copies(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
+            weights=self._weights(layout, held[0]) if layout.service is not None and held else None, shard=shard,
         )  # fmt: skip
         return self._part
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this rank is a parameter server, which trains nothing itself."""
+        return self.rank >= self.plan.workers
+
+    def _shard(self, layout: Layout) -> Shard:
+        assert layout.service is not None  # or there would be no servers
+        stand_ins = self.captured.stand_ins()
+        server = self.rank - self.plan.workers
+        shard = Shard(layout.service, server, self._values, self.workload, stand_ins, self.device)
+        self._optimizer_groups = shard.groups
+        return shard
+
+    def _weights(self, layout: Layout, held: Held) -> Weights:
+        buffers = [buffer for _, buffer in held.stage.named_buffers()]
+        return Weights(held.parameters, [bucket.names for bucket in layout.buckets[0]], buffers)
 
     def _held(self, number: int, layout: Layout, groups: list[dist.ProcessGroup | None]) -> Held:
         """A stage, with everything that trains it."""
@@ -248,9 +280,19 @@ class Trainer:
                 held.shards.gather()
 
     @property
+    def is_current(self) -> bool:
+        """Whether the weights here are those after the last step: the root of `dataparallel` sends them only before
+        the next one."""
+        service = self.part.layout.service
+        return service is None or not service.at_root or self.rank == service.rank(0)
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters on this rank, under the model's own names. Where replicas share out their states, those that
-        others have stepped are here after `gather`."""
+        """The parameters on this rank, under the model's own names; of a server the pieces that it has. Where replicas
+        share out their states, those that others have stepped are here after `gather`."""
+        if self.is_server:
+            assert self.part.shard is not None
+            return self.part.shard.parameters
         return {name: p for stage in self.stages.values() for name, p in stage.named_parameters()}
 
     @property
@@ -276,6 +318,15 @@ class Trainer:
         batch = as_batch(batch)
         total = whole or batch.samples
         runner = self._runner(total)
+        if self.is_server:
+            if self.is_asynchronous:
+                self.server = self.server or Server(runner, self.record_again)
+                self.server.serve(self.steps_done + 1)
+            else:
+                runner.step(self.steps_done, [], [])
+            self.steps_done += 1
+            self._steps_here += 1
+            return StepResult(self.steps_done - 1, None, now() - started, total)
         own = self._own(batch, total, whole is not None)
         parts = split_batch(to_device(own, self.device), micro_batches(self.plan, total)[self.replica])
         weights = weights_of(parts, total, self.plan, self.workload.loss, self.slices)
@@ -373,9 +424,13 @@ class Trainer:
             part.seed = seed
 
     def close(self) -> None:
-        """Leave the process groups that this trainer made."""
+        """Leave the process groups that this trainer made; of servers and their workers, each other."""
         for sums in self._sums.values():
             sums.close()
+        if self.server is not None:
+            self.server.close()
+        elif self.is_asynchronous and not self.is_server:
+            say_goodbye(next(iter(self._runners.values())))
         for group in self._groups.values():
             if group is not None:
                 dist.destroy_process_group(group)
@@ -388,10 +443,16 @@ class Trainer:
         if on and self.part.layout.observed and self._steps_here < WARM_UP_STEPS:
             why = f"DDP's buckets are those of the program only after {WARM_UP_STEPS} step(s)"
             raise RunError("recording the first step", why, "recording from the second step on")
+        if on:
+            self._recorded_from = self.steps_done
         self.recorder.switch(on)
 
     def events(self, batch: int) -> list[Event]:
         """What was noted on this rank; steps count from the first that was recorded."""
+        if self.server is not None:
+            first = self._recorded_from
+            self.recorder.rows = [row for row in self.server.rows if row[0] >= first]
+            self.recorder.arrived = [row for row in self.server.arrivals if row[0] >= first]
         first = min((row[0] for row in self.recorder.rows), default=0)
         return self.recorder.events(self.program(batch), self.rank, first)
 

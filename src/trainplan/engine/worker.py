@@ -209,14 +209,18 @@ def _say(
 
 
 def _state(trainer: Trainer) -> dict[str, Any]:
-    copies = list(trainer.part.held.values())
+    from trainplan.engine.oracle import optimizer_state
+
+    copies, shard = list(trainer.part.held.values()), trainer.part.shard
     first = [held for held in copies if held.is_first_copy]
     state: dict[str, Any] = {}
     for held in copies:
         state |= whole_state(held)
+    if shard is not None:
+        state = optimizer_state(shard.optimizer, shard.parameters)
     trainer.gather()
     return {
-        "weights": {name: p.detach().cpu() for name, p in trainer.parameters.items()},
+        "weights": {name: p.detach().cpu() for name, p in trainer.parameters.items()} if trainer.is_current else {},
         # Running statistics are those of the first copy of a stage.
         "buffers": {name: b.detach().cpu() for held in first for name, b in held.stage.named_buffers()},
         "state": state,
@@ -238,6 +242,8 @@ def whole_state(held: Held) -> dict[str, dict[str, torch.Tensor]]:
 def gradients_kept(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     """A list that gets the gradients of every step, as they are when its optimizer runs."""
     kept: list[dict[str, torch.Tensor]] = []
+    if trainer.part.shard is not None:
+        trainer.part.shard.kept = kept
     for place, held in enumerate(trainer.part.held.values()):
         shards = held.shards
         whole = {n: p for n, p in held.parameters.items() if shards is None or n not in shards.names}

@@ -6,6 +6,7 @@ from collections import Counter
 
 from trainplan.errors import PlanError
 from trainplan.plan.plan import Plan
+from trainplan.plan.served import SERVED
 from trainplan.units import some
 
 HIERARCHICAL = "hierarchical"
@@ -14,7 +15,7 @@ BY_BACKEND = "all-reduce"  # the backend's own collective
 
 def check_exchange(plan: Plan, asked: str) -> None:
     """Refused where an exchange does not go with the ranks of a plan, or with its nodes."""
-    if plan.exchange == BY_BACKEND or plan.replicated:
+    if plan.exchange in (BY_BACKEND, *SERVED) or plan.replicated:  # of the latter see `served.py`
         _nodes(plan, asked)
         return
     why = f"exchange={plan.exchange} sums gradients over replicas, and every stage is on one rank only"

@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
+from trainplan.plan.keys import SPLIT
 from trainplan.plan.order import GIVEN, known
 from trainplan.plan.placement import ANY_TABLE, Lines, Placement, lines
 from trainplan.plan.placement import placement as table
@@ -25,6 +26,11 @@ WORDS: dict[str, tuple[str, ...]] = {
         "all-to-all",
         "all-to-all-sliced",
         "halving-doubling",
+        "dataparallel",
+        "ps-bsp",
+        "ps-asp",
+        "ssp",
+        "dssp",
     ),
     "schedule": (
         "naive",
@@ -47,6 +53,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "precision": ("fp32",),
     "overlap": ("on", "off"),
 }
+
 
 # The solvers that a request may name for its cuts (`solve/partition/partitioners.py`); a plan has the cuts.
 PARTITIONS = (
@@ -99,6 +106,9 @@ class Request:
     zero: int | None = None  # what replicas share out: 1 optimizer states, 2 gradients as well, 3 weights as well
     shard: int | None = None  # over how many neighbouring replicas; open: over all of them
     node: int | None = None  # ranks of a node, for exchanges that ask where ranks are; open: as the cluster has them
+    servers: int | None = None  # parameter servers, ranks of their own behind those of the workers
+    bound: tuple[int, ...] | None = None  # steps that a worker may be ahead: of ssp one number, of dssp two
+    split: int | None = None  # elements from which on a parameter is split over all servers (see `keys.py`)
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,9 @@ class Plan:
     zero: int = 0  # what replicas share out: 1 optimizer states, 2 gradients as well, 3 weights as well
     shard: int = 0  # over how many neighbouring replicas; 0: over all of them
     node: int = 0  # ranks of a node, where the exchange of gradients asks for them; 0: it does not
+    servers: int = 0
+    bound: tuple[int, ...] = ()
+    split: int = SPLIT
 
     @property
     def sharers(self) -> int:
@@ -160,9 +173,14 @@ class Plan:
         return len(self.placement) // self.dp
 
     @cached_property
-    def world(self) -> int:
-        """Ranks that the plan occupies."""
+    def workers(self) -> int:
+        """Ranks that compute stages."""
         return len({rank for pipeline in self.placement for stage in pipeline for rank in stage})
+
+    @property
+    def world(self) -> int:
+        """Ranks that the plan occupies: servers come after those that compute stages."""
+        return self.workers + self.servers
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
@@ -218,6 +236,9 @@ def plan(
     zero: int = 0,
     shard: int = 0,
     node: int = 0,
+    servers: int = 0,
+    bound: tuple[int, ...] = (),
+    split: int = SPLIT,
 ) -> Plan:
     """A plan with the usual choices where none is given.
 
@@ -230,7 +251,7 @@ def plan(
         dp, pp, micro, schedule, tuple(stages), recompute, exchange, bucket, updates, precision, overlap, blocks,
         placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order)), key, chunks, pairs, tuple(spread),
         tuple(order), slices=tuple(slices), zero=zero, shard=0 if shard == dp else shard,
-        node=node,
+        node=node, servers=servers, bound=tuple(bound), split=split,
     )  # fmt: skip
 
 
@@ -252,6 +273,18 @@ def usual_placement(plan: Plan) -> Placement:
 
 def open_fields(request: Request) -> tuple[str, ...]:
     """The choices that a request leaves open."""
-    given = ("memory", "spread", "placement", "order", "partition", "zero", "shard", "node")
+    given = (
+        "memory",
+        "spread",
+        "placement",
+        "order",
+        "partition",
+        "zero",
+        "shard",
+        "node",
+        "servers",
+        "bound",
+        "split",
+    )
     choices = [f.name for f in fields(request) if f.name not in given]
     return tuple(name for name in choices if getattr(request, name) is None)

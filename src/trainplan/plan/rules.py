@@ -13,6 +13,7 @@ from trainplan.errors import PlanError, nearest
 from trainplan.plan.exchanges import check_exchange
 from trainplan.plan.order import GIVEN, known
 from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
+from trainplan.plan.served import check_served, check_served_model
 from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
 from trainplan.units import some
@@ -34,6 +35,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     check_sharding(plan, asked)
     check_exchange(plan, asked)
     check_stages(plan, asked)
+    check_served(plan, asked)
     _devices(plan, asked, world)
     _batch(plan, asked, batch)
     return plan
@@ -178,11 +180,12 @@ def _slices(plan: Plan, asked: str) -> None:
 
 
 def check_model(plan: Plan, profile: Profile) -> Plan:
-    """The plan itself, if its slices are slices of this model's sequences, and these can be cut. (A sketch may leave
-    the slices open.)"""
+    """The plan itself, if its slices are slices of this model's sequences, and these can be cut (a sketch may leave
+    the slices open); and if its servers have something to serve."""
+    asked = f"plan {brief(plan)!r} for {profile.workload}"
+    check_served_model(plan, profile, asked)
     if plan.schedule != SLICED:
         return plan
-    asked = f"plan {brief(plan)!r} for {profile.workload}"
     if profile.whole_sequences is not None:
         raise PlanError(asked, profile.whole_sequences, "schedule=1f1b or gpipe, which take sequences whole")
     tokens = profile.tokens_per_sample
@@ -260,7 +263,7 @@ def _placement(plan: Plan, asked: str) -> None:
         raise PlanError(asked, why, default)
     if plan.takes_any_table:  # but replicas are alike
         first = [stage for (stage,) in plan.placement[0]]
-        wanted = [replica * plan.world + rank for replica in range(plan.dp) for rank in first]
+        wanted = [replica * plan.workers + rank for replica in range(plan.dp) for rank in first]
         if len(set(zip(ranks, wanted, strict=True))) != len(set(ranks)):
             raise PlanError(asked, "in every replica the same stages share a rank, and here they differ", default)
     # Else the order of work says which stages share a rank; the table may only say which rank that is.
@@ -284,7 +287,11 @@ def other_table(plan: Plan) -> tuple[str, str]:
 def _devices(plan: Plan, asked: str, world: int | None) -> None:
     if world is not None and plan.world > world:
         fits = [f"dp={dp} pp={pp}" for dp in range(plan.dp, 0, -1) for pp in range(plan.pp, 0, -1) if dp * pp <= world]
-        why = f"it needs {plan.dp} × {plan.world // plan.dp} = {plan.world} devices, and there are {world}"
+        why = f"it needs {plan.dp} × {plan.workers // plan.dp} = {plan.world} devices, and there are {world}"
+        if plan.servers:
+            fits = [f"dp={max(1, world - plan.servers)} servers={min(plan.servers, world - 1)}"]
+            parts = f"{some(plan.dp, 'worker')} and {some(plan.servers, 'server')}"
+            why = f"{parts} are {plan.world} devices, and there are {world}"
         if plan.order or plan.wanted != plan.pp * plan.chunks:  # which have their ranks in them
             fits = [f"a {'schedule' if plan.order else 'placement'} for {world} ranks"]
         raise PlanError(asked, why, fits[0])

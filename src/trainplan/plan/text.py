@@ -29,6 +29,7 @@ from typing import Any
 
 from trainplan import files
 from trainplan.errors import InputError, PlanError, nearest
+from trainplan.plan.keys import SPLIT
 from trainplan.plan.order import GIVEN, from_file, known, read
 from trainplan.plan.placement import placement as table
 from trainplan.plan.placement import renamed
@@ -38,13 +39,14 @@ from trainplan.units import GIB, KIB, MIB, parse_bytes, some
 _SIZES = ("bucket", "memory")
 _ORDER = (
     "dp", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement", "recompute",
-    "exchange", "node", "zero", "shard", "bucket", "updates", "precision", "overlap", "memory",
+    "exchange", "node", "zero", "shard", "bucket", "updates", "precision", "overlap", "memory", "servers", "bound",
+    "split",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {
     "dp": 1, "pp": 1, "chunks": 1, "pairs": 1, "micro": 1, "schedule": "naive", "slices": (), "stages": (),
     "recompute": "none", "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on",
-    "memory": None, "zero": 0, "shard": 0, "node": 0,
+    "memory": None, "zero": 0, "shard": 0, "node": 0, "servers": 0, "bound": (), "split": SPLIT,
 }  # fmt: skip
 
 
@@ -123,6 +125,10 @@ def _value(field: str, value: str, line: str) -> Any:
             raise PlanError(asked, error.why, f"{field}=25MiB") from None
     if field == "stages":  # one stage has no cuts
         return _numbers(value, asked, "the first block of every stage but the first was expected", "stages=2,5")
+    if field == "bound":
+        if value.startswith("-"):
+            raise PlanError(asked, "it counts the steps that a worker may be ahead, so from 0", "bound=0")
+        return _numbers(value, asked, "the steps that a worker may be ahead were expected", "bound=2, or bound=1,4")
     if field == "placement":
         ranks = _numbers(value, asked, "the rank of every stage was expected", "placement=0,1,1,0")
         own = sorted(set(ranks))

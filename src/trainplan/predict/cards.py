@@ -1,6 +1,7 @@
 """Which operations of a program meet at the network cards of the nodes.
 
-A card is shared by everything that leaves its node (or comes in) at a moment. Where replicas are alike and only the
+A card is shared by everything that leaves its node (or comes in) at a moment; the port of a single device by what goes
+to a parameter server, or comes from it. Where replicas are alike and only the
 first is played, its messages stand for those of all: they meet the others' at the card.
 """
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
+from trainplan.plan.served import SERVED
 from trainplan.predict.collectives import Talk, all_gather, all_reduce, cards_between, message, reduce_scatter
 from trainplan.predict.exchanges import summed
 from trainplan.predict.flows import Flows
@@ -20,12 +22,13 @@ from trainplan.program.program import CostClass, Program
 _COLLECTIVE = {Kind.SCATTER_GRAD: reduce_scatter, Kind.GATHER_F: all_gather, Kind.GATHER_B: all_gather}
 Shares = dict[int, float]  # card → share of its rate that is asked for
 _TALKS = frozenset((*SENDS, *COLLECTIVES))
+_SERVED = frozenset((Kind.SEND_G, Kind.SEND_W))
 _NOTHING: tuple[float, Shares] = (0.0, {})
 
 
 def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
     """The flows of a program; None where nothing shares a card with anything."""
-    if not shares_cards(cluster):
+    if not shares_cards(cluster) and plan.exchange not in SERVED:
         return None
     stage = {plan.rank(0, s): s for s in range(plan.depth)}
 
@@ -46,6 +49,10 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
         return [message(cluster, plan.rank(r, here), plan.rank(r, there), c.bytes) for r in replicas]
 
     found = [_together(talks(c)) if c.kind in _TALKS else _NOTHING for c in program.classes]
+    found = [
+        _at_ports(c, cluster, *pair) if c.kind in _SERVED else pair
+        for c, pair in zip(program.classes, found, strict=True)
+    ]
     if not any(cards for _, cards in found):
         return None
     count = np.array([len(cards) for _, cards in found], dtype=np.int64)
@@ -56,7 +63,15 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
     start = np.concatenate([[0], np.cumsum(count[cost])])
     which = np.repeat(begin[cost] - start[:-1], count[cost]) + np.arange(start[-1])
     lead = np.array([seconds for seconds, _ in found])
-    return Flows(start, items[which], share[which], lead[cost], 2 * len(cluster.nodes))
+    return Flows(start, items[which], share[which], lead[cost], 2 * (len(cluster.nodes) + cluster.world))
+
+
+def _at_ports(c: CostClass, cluster: Cluster, lead: float, cards: Shares) -> tuple[float, Shares]:
+    """The same of a message between a worker and a server, whose own ways in and out are shared as well: all workers
+    send to a server at once, wherever they are (incast)."""
+    first = 2 * len(cluster.nodes)
+    ports = {first + 2 * c.rank: 1.0, first + 2 * c.peer + 1: 1.0}
+    return (lead if cards else message(cluster, c.rank, c.peer, 0).seconds), {**cards, **ports}
 
 
 def _beside(plan: Plan, program: Program, c: CostClass) -> list[tuple[int, ...]]:

@@ -118,9 +118,11 @@ def _start(c: CostClass, s: Setting) -> float:
 
 
 def _step(c: CostClass, s: Setting) -> tuple[float, float]:
-    run = s.profile.update_s(c.first, c.last) * (c.until - c.since) + c.accumulate * EMPTYING * _accumulation(c, s)
+    share = c.until - c.since  # of the parameters
+    run = s.profile.update_s(c.first, c.last) * share
+    run += (c.accumulate * EMPTYING + c.summed * share) * _accumulation(c, s)
     issue = sum(block.update_issue_s for block in s.profile.blocks[c.first : c.last])
-    return run * s.slower(c.rank), issue + s.cluster.dispatch_s
+    return run * s.slower(c.rank), issue * share + s.cluster.dispatch_s
 
 
 RULES: dict[Kind, Rule] = {

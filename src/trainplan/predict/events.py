@@ -1,8 +1,9 @@
 """Playing a program in the order of time, for what the lists alone do not decide.
 
 Two things need it. A rank with a **policy** takes the best of what is ready, whenever its device (or one of its links)
-is free. And **slow-downs**: while a rank sends, receives, copies or takes part in a collective, its compute goes on at
-1/slowdown of its speed, so the end of a compute operation moves whenever communication on its rank starts or stops. An
+is free; and an asynchronous server gives a worker weights only when it may go on (`program/staleness.py`). And
+**slow-downs**: while a rank sends, receives, copies or takes part in a collective, its compute goes on at 1/slowdown of
+its speed, so the end of a compute operation moves whenever communication on its rank starts or stops. An
 event that has been overtaken is recognised by its version number and dropped.
 """
 
@@ -22,6 +23,7 @@ from trainplan.predict.flows import END, JOIN, START, Flows, balance, leave
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.policies import goes_before
 from trainplan.program.program import Program
+from trainplan.program.staleness import UNKNOWN, pushed
 from trainplan.program.wiring import Wiring, go_on
 
 Floats = NDArray[np.float64]
@@ -52,8 +54,18 @@ def play(
         wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items, policy, priority,
         program.rank, program.peer, noise[program.kind], factors, claim_start, claim_items,
         len(program.resource_rank), run, issue, flows.card_start, flows.card_items, flows.share,
-        np.minimum(flows.lead, run), flows.cards,
+        np.minimum(flows.lead, run), flows.cards, *_pushes(program), *(program.bound or (0, 0)),
     )  # fmt: skip
+
+
+def _pushes(program: Program) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:
+    """Of asynchronous servers: operation → the worker whose push it applies, -1; operation → whether it gives a worker
+    weights, and so waits until that may go on; and how many workers there are."""
+    if program.bound is None:
+        return np.full(len(program), -1, np.int64), np.zeros(len(program), np.bool_), 0
+    serves = np.array(program.policy)[program.rank] != 0
+    pushes = np.where(serves & (program.kind == Kind.STEP), program.pipeline, -1)
+    return pushes, serves & (program.kind == Kind.SEND_W), int(program.pipeline.max()) + 1
 
 
 def _claims(program: Program, wiring: Wiring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -71,10 +83,15 @@ def _play(
     succ_items: NDArray, member_start: NDArray, member_items: NDArray, policy: NDArray, priority: NDArray,
     rank_of: NDArray, peer_of: NDArray, noise: NDArray, factors: Floats, claim_start: NDArray, claim_items: NDArray,
     resources: int, run: Floats, issue: Floats, card_start: NDArray, card_items: NDArray, share: Floats, lead: Floats,
-    cards: int,
+    cards: int, pushes: NDArray, gated: NDArray, workers: int, lower: int, upper: int,
 ) -> tuple[Floats, Floats, NDArray]:  # fmt: skip
     n, world = len(run), len(list_start) - 1
-    unmet = unmet0.copy()
+    unmet = unmet0 + gated
+    # What every server knows of its workers (`program.staleness`), and the push of each that was applied last.
+    clocks, credits = np.zeros((world, workers), np.int64), np.zeros((world, workers), np.int64)
+    newest, older = np.full((world, workers), UNKNOWN), np.full((world, workers), UNKNOWN)
+    held, alive = np.zeros((world, workers), np.bool_), np.ones(workers, np.bool_)
+    applied = np.full((world, workers), -1, np.int64)
     start, end = np.zeros(n), np.zeros(n)
     ready = np.zeros(n)  # when everything that an operation waits for is there
     issued = np.zeros(n)  # when its host has finished issuing it
@@ -178,6 +195,22 @@ def _play(
                 if unmet[after] == 0:
                     todo[top] = after
                     top += 1
+            if pushes[op] >= 0:
+                applied[rank, pushes[op]] = op
+                released = pushed(
+                    lower, upper, pushes[op], now, clocks[rank], newest[rank], older[rank], credits[rank], held[rank],
+                    alive,
+                )  # fmt: skip
+                for worker in np.flatnonzero(released):
+                    last = applied[rank, worker]
+                    for k in range(succ_start[last], succ_start[last + 1]):
+                        after = succ_items[k]
+                        if gated[after]:
+                            ready[after] = max(ready[after], now)
+                            unmet[after] -= 1
+                            if unmet[after] == 0:
+                                todo[top] = after
+                                top += 1
             if noise[op] == _COMPUTE:
                 running[rank] = -1
             for k in range(claim_start[op], claim_start[op + 1]):

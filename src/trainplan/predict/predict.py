@@ -12,6 +12,7 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
+from trainplan.plan.served import ASYNCHRONOUS, SERVED
 from trainplan.predict.accuracy import Accuracy, known_error
 from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
@@ -94,7 +95,7 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
         why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
         raise PlanError(f"plan {plan_text.brief(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
     fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster, profile) and alike(plan, cluster, batch)
-    program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold)
+    program = lower(plan, profile, batch, cluster.backend, steps=_steps(plan), fold=fold)
     wiring = wire(program)
     check(program, wiring)
     flows = flows_of(program, plan, cluster)
@@ -154,8 +155,31 @@ def step_seconds(played: Played) -> float:
     program = played.program
     if program.steps == 1:
         return played.makespan
+    if program.bound is not None:
+        return _by_push(played)
     ends = [float(played.end[program.step == step].max()) for step in range(program.steps)]
     return ends[-1] - ends[-2]
+
+
+def _steps(plan: Plan) -> int:
+    """Steps that are played: until a bound on the lead of the fastest has had time to be felt."""
+    return min(8 + 2 * max(plan.bound, default=0), 32) if plan.exchange in ASYNCHRONOUS else 2
+
+
+def _by_push(played: Played) -> float:
+    """Of workers that go on without each other: the time in which they push as often as they are many, while all of
+    them are still at work. (The first pushes are left out: then nobody has waited for anything yet.)"""
+    program = played.program
+    pushes = (program.kind == Kind.STEP) & (program.rank == program.rank[program.kind == Kind.STEP].min())
+    workers = np.unique(program.pipeline[pushes])
+    moments = [np.sort(played.end[pushes & (program.pipeline == worker)]) for worker in workers]
+    until = min(own[-1] for own in moments)
+    rates = []
+    for own in moments:
+        while_all = own[(own <= until) & (np.arange(len(own)) >= len(own) // 4)]
+        own = while_all if len(while_all) > 1 else own
+        rates.append((len(own) - 1) / (own[-1] - own[0]) if own[-1] > own[0] else np.inf)
+    return len(workers) / sum(rates)
 
 
 def _idle(busy: float, whole: float) -> float:
@@ -174,7 +198,7 @@ def replicas_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
     Equal machines are not enough: of two pipelines over three stages on two nodes one may cross from node to node
     early, and the other late.
     """
-    if not cluster.uniform:
+    if not cluster.uniform or plan.exchange in SERVED:  # servers have a message from everybody
         return False
     paired = any(node.pairs for node in cluster.nodes)  # then it matters which devices of a node they are
 

@@ -24,7 +24,8 @@ class Policy(IntEnum):
 def goes_before(
     policy: int, ready_a: float, priority_a: int, op_a: int, ready_b: float, priority_b: int, op_b: int
 ) -> bool:
-    """Whether ready operation a is taken before ready operation b. Ties go to the lower number: always the same way.
+    """Whether ready operation a is taken before ready operation b. Ties go to the lower priority number, then to the
+    lower number: always the same way.
 
     >>> goes_before(Policy.ARRIVAL, 1.0, 9, 7, 2.0, 0, 3), goes_before(Policy.PRIORITY, 1.0, 9, 7, 2.0, 0, 3)
     (True, False)
@@ -33,4 +34,6 @@ def goes_before(
         return priority_a < priority_b
     if ready_a != ready_b:
         return ready_a < ready_b
+    if priority_a != priority_b:
+        return priority_a < priority_b
     return op_a < op_b

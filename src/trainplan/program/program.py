@@ -92,6 +92,7 @@ class CostClass(NamedTuple):
     by: str = ""
     element: int = 4
     node: int = 0
+    summed: int = 0  # of a step: how many workers' gradients are added to those of the first
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,8 @@ class Program:
     staleness: int = 0  # updates that the weights of a step may lack at most
     replicas: int = 1  # how many ranks each rank here stands for, where replicas are alike and are simulated once
     title: str = ""
+    # Of asynchronous servers: how far a worker may be ahead, at least and at most, and go on (`staleness.py`).
+    bound: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.kind)

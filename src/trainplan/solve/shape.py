@@ -1,6 +1,7 @@
 """The numbers and words that a request leaves open, where no search is needed to choose them.
 
 ddp                    as many replicas as there are devices
+ps-bsp, ps-asp, ssp …  one server, and as many workers as there are devices left
 gpipe, dapple, naive   as many stages as there are devices (and no more than blocks)
 a placement table      as many stages as it has entries, and as many ranks as it names
 an order that is given what it says
@@ -12,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainplan.errors import PlanError
+from trainplan.plan.keys import SPLIT
 from trainplan.plan.placement import placement, renamed
 from trainplan.plan.plan import Plan, Request, plan, usual_lines
 from trainplan.plan.rules import (
@@ -24,6 +26,7 @@ from trainplan.plan.rules import (
     other_table,
     takes_slices,
 )
+from trainplan.plan.served import AT_ROOT, AT_SERVERS, ROOT_BUCKET, USUAL_BOUND, check_served
 from trainplan.plan.text import brief, settled
 from trainplan.units import some
 
@@ -47,6 +50,10 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
     request = settled(request, f"plan {brief(request)!r}")
     own = request.placement or ()
     pp, dp, spread = request.pp, request.dp, request.spread or ()
+    servers = request.servers
+    if servers is None:
+        servers = 1 if request.exchange in AT_SERVERS else 0
+    exchange = request.exchange or ("ps-bsp" if servers else "all-reduce")
     if pp is None and own:
         pp = max(own) + 1
     usual_chunks = (len(own) // (pp or 1) if own else 2) if request.schedule in CHUNKED else 1
@@ -56,8 +63,8 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
     if pp is None and request.stages:
         pp = -(-(len(request.stages) + 1) // chunks)
     if dp is None:
-        exchanges = request.exchange is not None or request.bucket is not None or bool(request.zero)
-        dp = max(1, min(world // (pp or 1), batch)) if exchanges else 1
+        exchanges = request.exchange is not None or request.bucket is not None or bool(request.zero) or servers > 0
+        dp = max(1, min((world - servers) // (pp or 1), batch)) if exchanges else 1
     if pp is None:
         pp = max(1, min(world // dp, blocks // chunks)) if request.schedule or request.partition else 1
         if (request.schedule or "").startswith("chimera") and pp > 1:
@@ -67,7 +74,9 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
         chunks=chunks, pairs=request.pairs or 1, spread=spread,
         slices=request.slices if isinstance(request.slices, tuple) else (),
         stages=request.stages or (), recompute=request.recompute or "none",
-        exchange=request.exchange or "all-reduce", bucket=request.bucket or USUAL_BUCKET,
+        exchange=exchange, bucket=request.bucket or (ROOT_BUCKET if exchange == AT_ROOT else USUAL_BUCKET),
+        servers=servers, bound=USUAL_BOUND.get(exchange, ()) if request.bound is None else request.bound,
+        split=request.split or SPLIT,
         updates=request.updates or "sync", precision=request.precision or "fp32", overlap=request.overlap or "on",
         blocks=blocks, key=request.key, order=request.order or (), zero=request.zero or 0,
         shard=request.shard or (_hybrid(dp, inside) if request.key == "hsdp" else 0),
@@ -133,6 +142,10 @@ def _refuse(request: Request, sketch: Plan, world: int, batch: int) -> None:
         raise PlanError(asked, why, fewer_stages(sketch))
     _together(request, sketch, asked)
     own = sum(sketch.spread) if sketch.spread else pp
+    if sketch.servers and sketch.world > world:
+        parts = f"{some(dp, 'worker')} and {some(sketch.servers, 'server')}"
+        fewer = f"dp={max(1, world - sketch.servers)} servers={max(1, min(sketch.servers, world - 1))}"
+        raise PlanError(asked, f"{parts} are {sketch.world} devices, and there are {world}", fewer)
     if dp * own > world:
         fewer = f"dp={max(1, world // pp)} pp={pp}" if pp <= world else f"pp={world}"
         if pp > world and (request.order or request.placement):
@@ -156,5 +169,6 @@ def _together(request: Request, sketch: Plan, asked: str) -> None:
     micro = request.micro or max(sketch.micro, least_micro(sketch))
     check_sketch(replace(sketch, micro=micro), asked)
     check_sharding(sketch, asked)
+    check_served(sketch, asked)
     if request.stages is not None:
         check_stages(sketch, asked)

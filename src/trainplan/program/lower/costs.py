@@ -8,11 +8,13 @@ from trainplan.profile.profile import Amount
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Table
+from trainplan.program.lower.served import served_class
 from trainplan.program.ops import SENDS, SHARED_OUT, SPECS, Kind
 from trainplan.program.program import CostClass, Ints, are
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 _KINDS = tuple(Kind)
+_SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W, Kind.STEP)
 _IS_BACKWARD, _IS_WHOLE = are((Kind.B, Kind.I, Kind.W)), are(WITHOUT_MICRO_BATCH)
 
 
@@ -54,6 +56,10 @@ def _class(
     replica: int, line: int, adds: int, last_pass: int, again: int,
 ) -> CostClass:  # fmt: skip
     plan, profile, kind = layout.plan, layout.profile, _KINDS[number]
+    if layout.service is not None and kind in _SERVED:
+        found = served_class(layout, layout.service, kind, stage, unit, peer, replica)
+        if found is not None:
+            return found
     first, last = plan.bounds[stage]
     rank = layout.rank(replica, stage, line)
     if SPECS[kind].message:

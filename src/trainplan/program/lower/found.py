@@ -15,7 +15,7 @@ from trainplan.program.ops import COLLECTIVES, SHARED_OUT, Kind
 from trainplan.program.program import Bools, Ints, are
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
-_WHOLE, _SHARED_OUT = are(WITHOUT_MICRO_BATCH), are(SHARED_OUT)
+_WHOLE, _SHARED_OUT, _COLLECTIVE = are(WITHOUT_MICRO_BATCH), are(SHARED_OUT), are(COLLECTIVES)
 NEVER = np.iinfo(np.int64).max
 
 
@@ -34,6 +34,7 @@ class Found:
     ) -> None:  # fmt: skip
         self.layout, self.steps = layout, steps
         self.kind, self.rank, self.step = table.kind[row], table.rank[row], step  # of every operation
+        self.unit = table.unit[row]
         plan = layout.plan
         self.places = len(layout.replicas) * steps * plan.pieces
         # Rows of several replicas, or of several bodies, are the same operation for other places.
@@ -156,7 +157,7 @@ class Found:
     def _finds_none(self) -> Bools:
         """Operation → whether it is the first of its step to add to the gradients of its weights."""
         layout = self.layout
-        fresh = [h for h in layout.holdings if layout.copies[h.stage] == 1 or layout.gathers]
+        fresh = [h for h in layout.holdings if not layout.bucketed(h.stage) or layout.gathers]
         first = np.zeros(len(self.kind), dtype=bool)
         if fresh:
             passes = self.own(self.gathering([h.stage for h in fresh]), fresh, empty=NEVER)
@@ -204,6 +205,15 @@ class Found:
         none = np.full(self.steps, -1, dtype=np.int64)
         found = [self._once.get((int(kind), h.stage, 0, h.rank), none) for h in holdings]
         return np.array(found, dtype=np.int64).reshape(len(holdings), self.steps)
+
+    def numbered(self, kind: Kind, stage: int, unit: int, rank: int) -> Ints:
+        """Of operations that come once a step, of that number on a rank."""
+        return self._once.get((int(kind), stage, unit, rank), np.full(self.steps, -1, dtype=np.int64))
+
+    @property
+    def alone(self) -> Bools:
+        """Operation → whether one rank does it by itself."""
+        return ~_COLLECTIVE[self.kind]
 
     def shared(self, kind: Kind, stages: Sequence[int], units: Sequence[int] = ()) -> Ints:
         """Of collectives over all copies of a stage, once a step: a row for each stage that is asked for."""

@@ -21,6 +21,7 @@ from trainplan.program.lower.buckets import Bucket
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.ledger import Ledger
+from trainplan.program.lower.served import served
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Ints
 
@@ -33,6 +34,9 @@ def gradients(ledger: Ledger, found: Found) -> None:
     home = _home(found, holdings)
     step, norm = found.once(Kind.STEP, holdings), found.norm(holdings)
     _stored(ledger, found, holdings, home, step)
+    if layout.service is not None:
+        served(ledger, found, layout.service)
+        return
     complete = found.own(found.backward(layout.stages, final=True)[stage], holdings).max(axis=2)
     if layout.clips:
         ledger.add(Value.TOKEN, 0, home, complete, norm, (norm,))
@@ -42,7 +46,7 @@ def gradients(ledger: Ledger, found: Found) -> None:
     if filled:
         of, units = [number for number, _ in filled], [unit for _, unit in filled]
         stages = [stage[number] for number in of]
-        piece = found.own(_pieces(found, stages, units), [holdings[number] for number in of]).max(axis=2)
+        piece = found.own(completing(found, stages, units), [holdings[number] for number in of]).max(axis=2)
         reduce = found.shared(Kind.REDUCE_GRAD, stages, units=units)
         ledger.add(Value.TOKEN, 0, home[of], piece, reduce, (reduce,))
         ledger.add(Value.TOKEN, 0, home[of], reduce, step[of], (norm[of], step[of]))
@@ -71,7 +75,7 @@ def _room(layout: Layout, holding: Holding, bucket: Bucket) -> int:
     return bucket.element * (own if len(layout.replicas) == layout.plan.dp else max(room))
 
 
-def _pieces(found: Found, stages: list[int], units: list[int]) -> Ints:
+def completing(found: Found, stages: list[int], units: list[int]) -> Ints:
     """The operation of every place that completes these buckets, if it is the last to add to them."""
     layout = found.layout
 
@@ -103,7 +107,7 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
             _beside_the_buckets(ledger, found, holdings, home, trainable[0])
     # Weights that several stages hold are in no bucket, and are not shared out.
     for s in layout.stages:
-        if layout.copies[s] > 1:
+        if layout.bucketed(s):
             trainable[s] = [p for p in trainable[s] if layout.is_tied(p)]
     coming = [number for number, h in enumerate(holdings) if trainable[h.stage]]
     if not coming:

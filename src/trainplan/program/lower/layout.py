@@ -11,10 +11,12 @@ import numpy as np
 from trainplan.plan.exchanges import BY_BACKEND
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import micro_batches, splits_backward
+from trainplan.plan.served import ASYNCHRONOUS, AT_ROOT, SERVED
 from trainplan.profile.profile import Amount, Parameter, Portion, Profile
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
+from trainplan.program.lower.service import Service, arranged, service
 from trainplan.program.lower.units import Piece, Unit, pieces, units
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints
@@ -145,10 +147,35 @@ class Layout:
         samples = max(self.sizes[0])
         if self.plan.zero:  # gradients are exchanged by units
             return [[] for _ in self.stages]
-        return [
-            stage_buckets(self.profile, parameters, *bound, self.plan.bucket, samples) if copies > 1 else []
-            for parameters, bound, copies in zip(self.parameters, self.plan.bounds, self.copies, strict=True)
+        found = [
+            stage_buckets(self.profile, parameters, *bound, self.plan.bucket, samples) if self.bucketed(stage) else []
+            for stage, (parameters, bound) in enumerate(zip(self.parameters, self.plan.bounds, strict=True))
         ]
+        return [arranged(self.plan, self.parameters[0], found[0])] if self.plan.servers > 1 else found
+
+    def bucketed(self, stage: int) -> bool:
+        """Whether the gradients of a stage are in buckets: where they go to other ranks."""
+        return self.copies[stage] > 1 or self.plan.exchange in SERVED
+
+    @cached_property
+    def service(self) -> Service | None:
+        """What passes between workers and servers; None where the plan has another exchange."""
+        buffers = sum(block.buffer_bytes for block in self.profile.blocks)
+        return service(self.plan, self.parameters[0], self.buckets[0], buffers)
+
+    @property
+    def by_push(self) -> bool:
+        """Whether workers push and pull without regard to each other, so that nothing is summed over them."""
+        return self.plan.exchange in ASYNCHRONOUS
+
+    @property
+    def sums_loss(self) -> bool:
+        """Whether the loss of a step is summed over the replicas."""
+        return self.copies[-1] > 1 and not self.by_push
+
+    def steps_at(self, rank: int) -> bool:
+        """Whether a rank that holds a stage has an optimizer that runs."""
+        return self.service is None or (self.service.at_root and rank == self.service.rank(0))
 
     @cached_property
     def first_tie(self) -> int:
@@ -255,7 +282,7 @@ class Layout:
     @property
     def counts(self) -> bool:
         """Whether the number that the loss's mean is over must be summed over the replicas first."""
-        return self.plan.dp > 1 and self.profile.mean_over != "samples"
+        return self.plan.dp > 1 and self.profile.mean_over != "samples" and not self.by_push
 
     @cached_property
     def recomputed(self) -> Bools:
@@ -294,6 +321,8 @@ class Layout:
         Where a rank completes two stages the other way round, as one of every two does in GEMS, both have to wait.
         Chimera completes its later stages on all their ranks first, and sums them during the last passes of the others.
         """
+        if self.plan.exchange == AT_ROOT:  # nothing overlaps
+            return frozenset(self.stages)
         if self.plan.lines == 1 or self.plan.spread:
             return frozenset()
         found: set[int] = set()

@@ -24,7 +24,9 @@ from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Entries, Table, entries
 from trainplan.program.lower.values import values
 from trainplan.program.ops import COLLECTIVES, COMPUTES, PER_REPLICA, RECEIVES, SENDS, SHARED_OUT, Kind, Lane
+from trainplan.program.policies import Policy
 from trainplan.program.program import Ints, Program, Ragged, are
+from trainplan.program.staleness import bound_of
 
 _COMPUTE, _SEND, _COLLECTIVE, _PER_REPLICA = map(are, (COMPUTES, SENDS, COLLECTIVES, PER_REPLICA))
 _SHARED_OUT = are(SHARED_OUT)
@@ -56,17 +58,21 @@ def lower(
     peer = _peers(layout, table)
     holds, lanes, owners, peers = _resources(table, row, group, numbers.groups, peer)
     zeros = np.zeros(len(kind), dtype=np.int64)
+    overlap = "off" if layout.service is not None and layout.service.at_root else plan.overlap
     return Program(
         world=len(lists.start) - 1, steps=steps, kind=kind.astype(np.uint8), job=zeros, step=step,
         # A sum over copies belongs to no one pipeline, what the ranks of one replica do together to no one stage.
         pipeline=_pipeline(layout, table)[row], stage=np.where(_PER_REPLICA[kind], 0, table.stage[row]),
         unit=table.unit[row] + phase, micro_batch=micro, slice=part, peer_stage=table.peer[row], rank=rank,
         peer=peer[row], bytes=bytes_, group=group, version=step, cost=cost,
-        waits=_waits(table.kind, layout.backend, plan.overlap)[row], lists=Ragged(lists.start, numbers.op),
+        waits=_waits(table.kind, layout.backend, overlap)[row], lists=Ragged(lists.start, numbers.op),
         holds=holds, reads=made.reads, resource_lane=lanes, resource_rank=owners, resource_peer=peers,
         value_kind=made.kind, value_bytes=made.bytes, value_rank=made.rank, value_maker=made.maker,
         value_end=made.end, value_late=made.late, value_early=made.early, classes=classes, groups=numbers.groups,
         replicas=plan.dp if fold else 1, title=brief(plan),
+        policy=(Policy.LIST,) * plan.workers + (Policy.ARRIVAL,) * plan.servers if layout.by_push else (),
+        bound=bound_of(plan.exchange, plan.bound) if layout.by_push else None,
+        priority=table.replica[row] if layout.by_push else None,  # of two pushes at one moment, the lower worker's
     )  # fmt: skip
 
 
@@ -95,8 +101,16 @@ def _waits(kind: Ints, backend: Backend, overlap: str) -> np.ndarray:
 
 def _peers(layout: Layout, table: Table) -> Ints:
     """The rank at the other end of a message; -1 of other rows."""
-    ends = zip(table.replica.tolist(), table.line.tolist(), table.peer.tolist(), strict=True)
-    return np.array([layout.local(r, peer, line) if peer >= 0 else -1 for r, line, peer in ends], dtype=np.int64)
+    columns = (table.kind, table.replica, table.line, table.peer)
+    return np.array([_peer(layout, *row) for row in zip(*(c.tolist() for c in columns), strict=True)], dtype=np.int64)
+
+
+def _peer(layout: Layout, kind: int, replica: int, line: int, peer: int) -> int:
+    if peer < 0:
+        return -1
+    if layout.service is not None and kind in (Kind.SEND_G, Kind.RECV_W):
+        return layout.service.rank(layout.service.server(peer))
+    return layout.local(replica, peer, line)
 
 
 @dataclass(frozen=True)

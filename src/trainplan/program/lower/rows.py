@@ -14,6 +14,7 @@ import numpy as np
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.phases import apart_from, in_phases
 from trainplan.program.lower.row import Row
+from trainplan.program.lower.serving import around, servers
 from trainplan.program.lower.templates import Templates, head, tail, templates
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints, are
@@ -25,7 +26,7 @@ from trainplan.program.text import WITHOUT_MICRO_BATCH
 # pass and, so many further on, for the second part of one or for one that is recomputed (there are never both).
 _FORWARD, _FIRST_FORWARD, _INPUT, _FIRST, _LATER, _LAST, _ONLY = range(7)
 _OTHERWISE = 4
-_WHOLE = are(WITHOUT_MICRO_BATCH)
+_WHOLE = are((*WITHOUT_MICRO_BATCH, Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W))
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,14 @@ def entries(layout: Layout, steps: int) -> Entries:
                 own = apart_from(layout, [holding.stage for holding in held])
                 apart = [(row, bodies.add((row,), replica, rank)) for row in own]
                 body, of = in_phases(layout, order, body, apart)
-            body = np.concatenate([[before], body, [after]])
-            lists.append((rank, body, np.concatenate([[0], of, [0]])))
+            early, late = around(layout, bodies, replica, rank)
+            body = np.concatenate([[*early, before], body, [after, *late]]).astype(np.int64)
+            lists.append((rank, body, np.concatenate([[0] * (len(early) + 1), of, [0] * (len(late) + 1)])))
+    lists += servers(layout, bodies)
     lists.sort(key=lambda one: one[0])
     start, size = np.array(bodies.start), np.array(bodies.length)
     body = np.concatenate([np.tile(b, steps) for _, b, _ in lists])
-    piece = np.concatenate([np.tile(m, steps) for _, _, m in lists])
+    piece = np.concatenate([np.tile(m, steps) for _, _, m in lists]).astype(np.int64)
     step = np.concatenate([np.repeat(np.arange(steps), len(b)) for _, b, _ in lists])
     # Every body becomes its rows: from the first of them, counting up.
     length = size[body]
@@ -128,7 +131,7 @@ def _stage(bodies: _Bodies, shape: Templates, replica: int, stage: int, line: in
     rank = layout.local(replica, stage, line)
     # A pass adds to gradients that an earlier pass left, or that our own buckets keep from step to step. In the last
     # pass DDP copies each gradient into its bucket, which costs about the same.
-    kept = int(layout.copies[stage] > 1 and not layout.observed)
+    kept = int(layout.bucketed(stage) and not layout.observed)
     copied = int(layout.observed)
     first = bodies.add(shape.forward, replica, rank)
     bodies.add(shape.first_forward, replica, rank, last=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from trainplan.program.lower import sharded
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.row import Row
+from trainplan.program.lower.service import Service
 from trainplan.program.ops import Kind
 
 
@@ -79,8 +80,16 @@ def _backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], la
     for unit in range(max(1, buckets)):
         rows.append(Row(Kind.B, stage, line, unit))
         if buckets:
-            rows.append(Row(Kind.REDUCE_GRAD, stage, line, unit))
+            rows += exchange(layout, stage, line, unit)
     return tuple(rows)
+
+
+def exchange(layout: Layout, stage: int, line: int, bucket: int) -> list[Row]:
+    """What becomes of a bucket of gradients that is complete: a sum over the copies, or messages to servers."""
+    if layout.service is None:
+        return [Row(Kind.REDUCE_GRAD, stage, line, bucket)]
+    loads = layout.service.of_bucket(bucket)
+    return [Row(Kind.SEND_G, stage, line, load.unit, layout.service.stage(load.server)) for load in loads]
 
 
 def _recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:
@@ -96,7 +105,7 @@ def _recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], 
             rows += before
         rows.append(Row(Kind.B, stage, line, block))
         while waiting and waiting[0][1].block >= block:
-            rows.append(Row(Kind.REDUCE_GRAD, stage, line, waiting.pop(0)[0]))
+            rows += exchange(layout, stage, line, waiting.pop(0)[0])
     return tuple(rows)
 
 
@@ -109,6 +118,8 @@ def head(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
 def tail(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
     """Once, after everything: what a rank with these stages sums, and the steps that it takes."""
     rows: list[Row] = []
+    if layout.service is not None:
+        return served_tail(layout, layout.service, holdings[0])
     late = [h for h in holdings if h.stage in layout.late]
     rows += [Row(Kind.REDUCE_GRAD, h.stage, h.lines[0], u) for h in late for u in range(len(layout.buckets[h.stage]))]
     for number, tie in enumerate(layout.ties):
@@ -121,4 +132,17 @@ def tail(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
     if layout.clips:
         rows.append(Row(Kind.NORM, holdings[0].stage, holdings[0].lines[0]))
     rows += [Row(Kind.STEP, holding.stage, holding.lines[0]) for holding in holdings]
+    return tuple(rows)
+
+
+def served_tail(layout: Layout, service: Service, worker: Holding) -> tuple[Row, ...]:
+    """The same of a worker whose gradients go to where the optimizer is."""
+    rows: list[Row] = []
+    if service.at_root:
+        buckets = range(len(layout.buckets[0])) if worker.replica in service.pushers else ()
+        rows += [row for bucket in buckets for row in exchange(layout, 0, 0, bucket)]
+    if layout.sums_loss and not (service.at_root and worker.rank == service.rank(0)):  # which takes gradients first
+        rows.append(Row(Kind.LOSS, 0, 0))
+    if not service.at_root:
+        rows += [Row(Kind.RECV_W, 0, 0, load.unit, service.stage(load.server)) for load in service.loads]
     return tuple(rows)

@@ -25,6 +25,7 @@ from trainplan.program.lower.gradients import gradients, updates
 from trainplan.program.lower.ledger import Ledger, Values
 from trainplan.program.lower.messages import messages
 from trainplan.program.lower.phases import phases_of
+from trainplan.program.lower.served import served_states
 from trainplan.program.lower.shared_out import gathered, scattered, shares
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Ints
@@ -70,8 +71,12 @@ def _states(ledger: Ledger, found: Found) -> None:
     if layout.plan.zero:
         own, stepped = shares(layout, own, stepped)
     held = np.round(stepped * profile.state_bytes_per_parameter).astype(np.int64)
+    held *= np.array([layout.steps_at(h.rank) for h in holdings])
     for kind, sizes in ((Value.WEIGHTS, own), (Value.OPTIMIZER, held), (Value.BUFFERS, np.array(buffers)[stage])):
         ledger.add(kind, sizes, rank, never, never)
+    if layout.service is not None:
+        whole = round(states[0] * profile.state_bytes_per_parameter)
+        served_states(ledger, layout, layout.service, whole)
     batches = {h.rank: sum(layout.sizes[h.replica]) for h in holdings}
     inputs = np.round(profile.input_bytes_per_sample * np.array(list(batches.values()))).astype(np.int64)
     ledger.add(Value.INPUT, inputs, np.array(list(batches)), never[: len(batches)], never[: len(batches)])
@@ -87,7 +92,7 @@ def _counts(ledger: Ledger, found: Found) -> None:
         count = np.repeat(found.shared(Kind.COUNT, [final]), len(holdings), axis=0)
         first = found.own(found.backward([final], final=False), holdings, empty=NEVER).min(axis=2)
         ledger.add(Value.TOKEN, 0, home, count, first, (first,))
-    if layout.copies[final] > 1:
+    if layout.sums_loss:
         loss = np.repeat(found.shared(Kind.LOSS, [final]), len(holdings), axis=0)
         forwards = found.forward([final], final=False)
         over = found.own(found.forward([final]), holdings).max(axis=2)

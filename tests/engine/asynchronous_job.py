@@ -1,0 +1,52 @@
+"""What worker and server processes run in the tests of asynchronous servers."""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from tests.engine import jobs
+from trainplan.engine.asynchronous import Applied
+from trainplan.engine.oracle import optimizer_state
+from trainplan.engine.trainer import Trainer
+from trainplan.plan.plan import Plan
+from trainplan.program.timeline import Event
+
+
+@dataclass
+class Found:
+    """What a rank has in the end."""
+
+    weights: dict[str, torch.Tensor]
+    losses: list[float | None]
+    state: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    record: list[Applied] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+def train(
+    rank: int, world: int, name: str, optimizer: str, plan: Plan, sizes: list[int], fields: dict, pauses: list[float],
+    records: list[list[Applied]] | None,
+) -> Found:  # fmt: skip
+    """Train some steps, every worker with a pause of its own before each; servers repeat a record, if there is one."""
+    job, model, captured = jobs.built(name, optimizer, **fields)
+    values = jobs.values_of(model)
+    trainer = Trainer(plan, job, captured, lambda names: values, seed=7)
+    if records and trainer.is_server:
+        trainer.record_again = records[rank - plan.workers]
+    losses = []
+    for number, samples in enumerate(sizes):
+        if number == len(sizes) - 2:
+            trainer.record()
+        if rank < plan.workers:
+            time.sleep(pauses[rank])
+        losses.append(trainer.step(job.inputs(samples, seed=number)).loss)
+    dist.barrier()
+    found = Found({n: p.detach().clone() for n, p in trainer.parameters.items()}, losses)
+    found.events = trainer.events(sizes[-1])
+    trainer.close()
+    if trainer.server is not None and trainer.part.shard is not None:
+        shard = trainer.part.shard
+        found.state, found.record = optimizer_state(shard.optimizer, shard.parameters), trainer.server.applied
+    return found

@@ -1,0 +1,112 @@
+"""Asynchronous servers on real processes: what they record replays to the same weights, in one process and several."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.engine import asynchronous_job, jobs
+from tests.engine.systems import BLOCKS
+from trainplan.bench.pool import pool
+from trainplan.engine.asynchronous import Applied
+from trainplan.engine.replay import Replayed, replay
+from trainplan.plan.keys import part_of
+from trainplan.plan.plan import Plan, plan
+from trainplan.profile.structure import structure
+from trainplan.program.lower import lower
+from trainplan.program.ops import Kind
+from trainplan.program.staleness import State, bound_of
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-12}
+SIZES = (8, 7, 8, 8)
+CASES = [
+    ("ps-asp", "residual", "sgd", {"dp": 3}, {}),
+    ("ps-asp", "tied", "grouped_adamw", {"dp": 2, "servers": 2, "split": 8, "micro": 2}, {"schedule": "cosine"}),
+    ("ssp", "tied", "adamw", {"dp": 2, "servers": 2, "bound": (1,)}, {}),
+    ("dssp", "residual", "sgd", {"dp": 3, "bound": (0, 2)}, {}),
+]  # fmt: skip
+
+
+def plan_of(exchange: str, model: str, choices: dict) -> Plan:
+    return plan(blocks=BLOCKS[model], bucket=300, exchange=exchange, **{"servers": 1, **choices})
+
+
+def again(choices: Plan, model: str, optimizer: str, fields: dict, records: list[list[Applied]]) -> Replayed:
+    job, built, captured = jobs.built(model, optimizer, **fields)
+    batches = [job.inputs(samples, seed=number) for number, samples in enumerate(SIZES)]
+    shape = structure(captured, job, job.inputs(2, 0))
+    values = jobs.values_of(copy.deepcopy(built))
+    return replay(choices, job, captured, shape, values, batches.__getitem__, 7, records)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "model", "optimizer", "choices", "fields"),
+    [pytest.param(*case, marks=pytest.mark.system(case[0], "R"), id="-".join(case[:3])) for case in CASES],
+)
+def test_replay(exchange: str, model: str, optimizer: str, choices: dict, fields: dict) -> None:
+    """Three workers at different speeds. What the servers recorded, one process does again, and so do as many
+    processes with the speeds the other way round: weights, optimizer states, losses; and the events are the program's.
+    """
+    planned = plan_of(exchange, model, choices)
+    pauses = [0.0, 0.02, 0.05]
+    first = pool(planned.world).run(
+        asynchronous_job.train, model, optimizer, planned, list(SIZES), fields, pauses[: planned.dp], None
+    )
+    records = [found.record for found in first[planned.workers :]]
+    for record in records:
+        within(planned, record)
+    want = again(planned, model, optimizer, fields, records)
+    hold(planned, first, want)
+    timeline(planned, model, optimizer, fields, first)
+    second = pool(planned.world).run(
+        asynchronous_job.train, model, optimizer, planned, list(SIZES), fields, pauses[: planned.dp][::-1], records
+    )
+    hold(planned, second, want)
+    assert [order(found.record) for found in second[planned.workers :]] == [order(record) for record in records]
+
+
+def order(record: list[Applied]) -> list[tuple[int, tuple[int, ...]]]:
+    return [(entry.worker, entry.released) for entry in record if entry.worker >= 0]
+
+
+def within(planned: Plan, record: list[Applied]) -> None:
+    """Every push was applied once; those released are those that the rule releases; nobody was further ahead."""
+    assert sorted((e.worker, e.number) for e in record if e.worker >= 0) == [
+        (worker, number) for worker in range(planned.dp) for number in range(len(SIZES))
+    ]
+    lower, upper = bound_of(planned.exchange, planned.bound)
+    state = State(planned.dp)
+    for entry in (e for e in record if e.worker >= 0):
+        released = state.push(entry.worker, entry.moment, (lower, upper))
+        if lower == upper:  # the moments do not matter
+            assert tuple(released) == entry.released
+        assert all(state.clock[worker] - state.clock.min() <= upper for worker in entry.released)
+
+
+def hold(planned: Plan, ranks: list, want: Replayed) -> None:
+    for server, found in enumerate(ranks[planned.workers :]):
+        assert found.weights.keys() == want.weights[server].keys()
+        for name, weight in found.weights.items():
+            torch.testing.assert_close(weight, want.weights[server][name], **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+        for name, state in found.state.items():
+            for key, value in state.items():
+                torch.testing.assert_close(value, want.state[server][name][key], **CLOSE)
+    for worker, found in enumerate(ranks[: planned.workers]):
+        torch.testing.assert_close(found.losses, [want.losses[worker, k] for k in range(len(SIZES))], **CLOSE)
+        for name, weight in found.weights.items():
+            torch.testing.assert_close(weight, part_of(name, want.pulled[worker]), **CLOSE)
+
+
+def timeline(planned: Plan, model: str, optimizer: str, fields: dict, ranks: list) -> None:
+    """Workers do what the program says in its order; servers do all of it, each push before its weights go out."""
+    job, _, captured = jobs.built(model, optimizer, **fields)
+    program = lower(planned, structure(captured, job, job.inputs(2, 0)), SIZES[-1], steps=2)
+    for rank, found in enumerate(ranks):
+        ops = program.lists.row(rank)
+        wanted = [(program.name(op), int(program.bytes[op])) for op in ops]
+        events = [(event.name, event.bytes) for event in sorted(found.events, key=lambda e: (e.start, e.end))]
+        if rank < planned.workers:
+            compute = {Kind.F.name, Kind.B.name, Kind.RECV_W.name}
+            names = [event.name for event in sorted(found.events, key=lambda e: e.start) if event.kind in compute]
+            assert names == [program.name(op) for op in ops if Kind(program.kind[op]).name in compute]
+        assert sorted(events) == sorted(wanted)

@@ -1,0 +1,153 @@
+"""Parameter servers and DataParallel as they are predicted: closed forms, incast, memory; and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.synthetic import chain
+from trainplan.cluster.cluster import Cluster, Device, Link, Node
+from trainplan.errors import PlanError
+from trainplan.plan.plan import plan
+from trainplan.plan.rules import check, check_model
+from trainplan.plan.text import parse, text
+from trainplan.predict.predict import predict
+from trainplan.profile.profile import Profile
+from trainplan.solve.resolve import resolve
+
+LATENCY, RATE, ADD = 50e-6, 1e9, 0.1e-9  # seconds, bytes a second, seconds a byte
+BYTES = 100_000_000
+
+
+def one_block(state: float = 0.0) -> Profile:
+    """100 MB of parameters, and no compute but that of adding gradients and of stepping."""
+    profile = chain(1, forward=0.0, backward=0.0, weights=BYTES, saved=0, state_bytes_per_parameter=state)
+    blocks = [replace(block, accumulate_s=BYTES * ADD, update_s=BYTES * ADD) for block in profile.blocks]
+    return replace(profile, blocks=tuple(blocks))
+
+
+def in_parts() -> Profile:
+    """The same as 25 parameters of 4 MB, so that there can be several buckets."""
+    profile = one_block()
+    parts = [replace(profile.parameters[0], name=f"w{i}", count=10**6, bytes=4 * 10**6) for i in range(25)]
+    return replace(profile, parameters=tuple(parts))
+
+
+def machines(count: int, shared: bool = True, each: int = 1) -> Cluster:
+    device = Device("cpu", 10**10, {}, 1e9)
+    network = Link("net", LATENCY, RATE, shared=shared)
+    return Cluster(
+        "machines", (Node("node", (device,) * each, Link("inside", LATENCY, RATE), network),) * count, "gloo"
+    )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("servers", "want"), [(1, 0.8401), (2, 0.4201), (4, 0.2101)])
+@pytest.mark.system("ps-bsp", "P")
+def test_ps_bsp_in_step(servers: int, want: float, shared: bool) -> None:
+    """2α + 2 · max(B β, W/S · B β) + W/S · B γ: all workers send to every server at once, and share its way in."""
+    choices = plan(dp=4, servers=servers, exchange="ps-bsp", bucket=BYTES, blocks=1)
+    found = predict(choices, one_block(), machines(4 + servers, shared), 8)
+    filling = BYTES * ADD  # of its bucket, by every worker: the form leaves that out
+    assert found.step_s - filling == pytest.approx(want, rel=1e-3)
+
+
+@pytest.mark.system("ps-bsp", "P")
+def test_ps_bsp_on_one_node_shares_ports() -> None:
+    """The same where nobody crosses a network: a device has one way in."""
+    found = [
+        predict(plan(dp=4, servers=s, exchange="ps-bsp", bucket=BYTES, blocks=1), one_block(), machines(1, each=8), 8)
+        for s in (1, 2)
+    ]
+    assert found[0].step_s == pytest.approx(0.8401 + 0.01, rel=1e-3)
+    assert found[1].step_s == pytest.approx(0.4201 + 0.01, rel=1e-3)
+
+
+@pytest.mark.system("ps-bsp", "P")
+def test_ps_bsp_pushes_and_pulls_at_once() -> None:
+    """With many buckets the server receives one while it sends another: the longer way counts, not their sum."""
+    whole, small = (
+        predict(plan(dp=4, servers=1, exchange="ps-bsp", bucket=size, blocks=1), in_parts(), machines(5), 8).step_s
+        for size in (BYTES, 4 * 10**6)
+    )
+    assert small < 0.65 * whole
+
+
+@pytest.mark.system("dataparallel", "P")
+def test_dataparallel_goes_through_the_root() -> None:
+    """(W − 1) P out, (W − 1) P in, one after the other, and the root's own adding and stepping."""
+    found = predict(plan(dp=4, exchange="dataparallel", bucket=4 * 10**6, blocks=1), in_parts(), machines(4), 8)
+    latencies, adding = (3 * 25 + 25) * LATENCY, (1 + 3 + 1 + 0.7) * BYTES * ADD
+    assert found.step_s == pytest.approx(2 * 3 * BYTES / RATE + latencies + adding, rel=0.02)
+
+
+@pytest.mark.system("ps-bsp", "P")
+def test_memory_of_ps_bsp() -> None:
+    """Workers: weights and gradients, no optimizer. Servers: a share of the weights and of the states."""
+    found = predict(
+        plan(dp=2, servers=2, exchange="ps-bsp", bucket=BYTES, blocks=1), one_block(state=8.0), machines(4), 8
+    )
+    worker, server = found.peaks[0].breakdown, found.peaks[2].breakdown
+    assert worker["weights"] == worker["gradients"] == BYTES
+    assert "optimizer" not in worker
+    assert server["weights"] == BYTES // 2
+    assert server["optimizer"] == 2 * BYTES // 2  # 8 bytes for each of 4
+    # Of both workers, for a half: one that has arrived, and one on its way.
+    assert server["gradients"] + server["communication"] == 2 * BYTES // 2
+
+
+@pytest.mark.system("dataparallel", "P")
+def test_memory_of_dataparallel() -> None:
+    found = predict(plan(dp=3, exchange="dataparallel", bucket=BYTES, blocks=1), one_block(state=8.0), machines(3), 8)
+    root, other = (peak.breakdown for peak in found.peaks[:2])
+    assert root["optimizer"] == 2 * BYTES
+    assert "optimizer" not in other
+    assert root["gradients"] + root["communication"] == 3 * BYTES
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choices", "why", "instead"),
+    [
+        ({"exchange": "ps-bsp", "servers": 0}, "has servers, and servers=0", "servers=1"),
+        ({"exchange": "ps-bsp", "servers": 1, "bound": (1,)}, "has no bound, not 1", "exchange=ssp"),
+        ({"exchange": "all-reduce", "servers": 1}, "exchange=all-reduce has none", "exchange=ps-bsp"),
+        ({"exchange": "ssp", "servers": 1}, "has one bound, not none", "bound=3"),
+        ({"exchange": "ssp", "servers": 1, "bound": (-1,)}, "a bound of -1", "bound=0"),
+        ({"exchange": "dssp", "servers": 1, "bound": (4, 1)}, "upper bound 1 is below the lower one, 4", "bound=1,4"),
+        ({"exchange": "dssp", "servers": 1, "bound": (4,)}, "a lower and an upper bound, not 4", "bound=3,15"),
+        ({"exchange": "dataparallel", "dp": 1}, "several workers", "dp=2"),
+        (
+            {"exchange": "ps-bsp", "servers": 1, "pp": 2, "stages": (2,), "schedule": "1f1b"},
+            "for whole models, and pp=2",
+            "exchange=all-reduce pp=2",
+        ),
+    ],
+)
+def test_refused_plans(choices: dict, why: str, instead: str) -> None:
+    with pytest.raises(PlanError) as error:
+        check(plan(**{"dp": 2, "blocks": 4, **choices}), 8)
+    assert why in error.value.why
+    assert instead in (error.value.instead or "")
+
+
+def test_refused_models() -> None:
+    with pytest.raises(PlanError, match=r"5 servers for 4 parameters: 1 would have nothing.*servers=4"):
+        check_model(plan(dp=2, exchange="ps-bsp", servers=5, blocks=4), chain(4))
+    with pytest.raises(PlanError, match=r"no server sees all of them.*exchange=dataparallel"):
+        check_model(plan(dp=2, exchange="ps-bsp", servers=1, blocks=4), chain(4, clip_norm=1.0))
+    with pytest.raises(PlanError, match=r"counts the steps that a worker may be ahead.*bound=0"):
+        parse("exchange=ssp bound=-2")
+    with pytest.raises(PlanError, match=r"3 workers and 2 servers are 5 devices, and there are 4.*dp=2 servers=2"):
+        resolve(parse("dp=3 servers=2"), chain(4), machines(4), 8)
+
+
+def test_what_is_left_open() -> None:
+    """One server and the other devices as workers; bounds as usual; servers alone mean that they wait for all."""
+    found = resolve(parse("ps-bsp"), chain(4), machines(4), 8)
+    assert (found.dp, found.servers, found.world) == (3, 1, 4)
+    assert text(found) == "dp=3 exchange=ps-bsp bucket=25MiB servers=1"
+    assert resolve(parse("dp=2 servers=2"), chain(4), machines(4), 8).exchange == "ps-bsp"
+    assert resolve(parse("exchange=dssp dp=2"), chain(4), machines(4), 8).bound == (3, 15)
+    assert resolve(parse("dataparallel dp=2"), chain(4), machines(4), 8).servers == 0
