@@ -22,7 +22,7 @@ from trainplan.engine.exchanges import Sum
 from trainplan.engine.instructions import Instruction
 from trainplan.engine.observed import Observed
 from trainplan.engine.runner import Held, Runner
-from trainplan.engine.serving import Shard, joined
+from trainplan.engine.served import add_received, give, push, step_of_server
 from trainplan.engine.transport import Pending, Works
 from trainplan.errors import RunError
 from trainplan.profile.capture.sliced import carrying
@@ -204,8 +204,8 @@ def _backward_in_pieces(
         if bucket < len(compute):  # DDP's first step has other buckets than the later ones
             run.recorder.note(compute[bucket].op, since, moment)
         since = moment
-        for push in (p for p in pushes if run.load(p).bucket == bucket):
-            _push(run, push, 0)
+        for load in (p for p in pushes if run.load(p).bucket == bucket):
+            push(run, load, 0)
         if held.reducer is not None and exchange:
             start_exchange(run, exchange[bucket], held.reducer.flat[bucket])
 
@@ -306,33 +306,6 @@ def _send(run: Runner, op: Instruction, place: int) -> None:
     run.recorder.note(op.op, start, now(), sum(tensor.nbytes for tensor in tensors))
 
 
-def _push(run: Runner, op: Instruction, place: int) -> None:
-    """Send a load of gradients to where the optimizer is."""
-    load, reducer = run.load(op), run.part.held[op.stage].reducer
-    assert reducer is not None  # which has the buckets
-    tensors = [reducer.flat[load.bucket][first:last] for first, last in load.segments]
-    if load.numbered:
-        tensors.insert(0, torch.tensor([run.current.number], device=run.part.device))
-    _send_load(run, op, tensors)
-
-
-def _give(run: Runner, op: Instruction, place: int) -> None:
-    """Send a load of weights to a worker."""
-    holder = run.part.shard or run.part.weights
-    assert holder is not None
-    _send_load(run, op, holder.tensors(run.load(op)))
-
-
-def _send_load(run: Runner, op: Instruction, tensors: list[Tensor]) -> None:
-    start = now()
-    pending = run.part.transport.send(tensors, op.peer, run.tag(op))
-    if op.waits:
-        pending.wait()
-    else:
-        run.current.sent.append(pending)
-    run.recorder.note(op.op, start, now(), sum(tensor.nbytes for tensor in tensors))
-
-
 def _reduce(run: Runner, op: Instruction, place: int) -> None:
     """A bucket by itself (after a recomputed block), or the gradients of tied weights."""
     if op.unit in run.part.tied:
@@ -400,25 +373,12 @@ def _barrier(run: Runner, op: Instruction, place: int) -> None:
     noted(run, op, lambda: start, Works([run.part.transport.barrier(run.part.groups[op.group])])).wait()
 
 
-def _step_of_server(run: Runner, shard: Shard, op: Instruction) -> None:
-    """One step with the sum of what all workers have pushed of a load."""
-    first, *others = [joined(tensors) for tensors in run.current.received.pop(op.unit)]
-    for other in others:
-        first.add_(other)
-    shard.step({op.unit: first}, last=op.unit == shard.loads[-1].unit)
-
-
 def _step(run: Runner, op: Instruction, place: int) -> None:
     if run.part.shard is not None:
-        _step_of_server(run, run.part.shard, op)
+        step_of_server(run, run.part.shard, op)
         return
     held = run.part.held[op.stage]
-    for unit, pushes in run.current.received.items():  # of the other workers, at the root
-        assert held.reducer is not None
-        load = run.part.layout.service.loads[unit]  # type: ignore[union-attr]
-        for tensors in pushes:
-            held.reducer.flat[load.bucket].add_(joined(tensors))
-    run.current.received.clear()
+    add_received(run, held)
     limit = run.part.layout.profile.clip_norm
     if limit:
         _clip(run, held, limit)
@@ -466,8 +426,8 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.W: _weight_backward,
     Kind.R: _recompute,
     **{kind: _send for kind in SENDS if kind in (Kind.SEND_F, Kind.SEND_B)},
-    Kind.SEND_G: _push,
-    Kind.SEND_W: _give,
+    Kind.SEND_G: push,
+    Kind.SEND_W: give,
     Kind.REDUCE_GRAD: _reduce,
     Kind.COUNT: _count,
     Kind.LOSS: _loss,

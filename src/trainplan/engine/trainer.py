@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from trainplan.engine import checkpoint
 from trainplan.engine.asynchronous import Applied, Server, say_goodbye
+from trainplan.engine.evaluation import evaluate
 from trainplan.engine.exchanges import Sums, sums_of
 from trainplan.engine.observed import WARM_UP_STEPS, Observed
 from trainplan.engine.recorder import Recorder, now
@@ -54,15 +55,12 @@ from trainplan.program.lower import lower
 from trainplan.program.lower.backend import backend as find_backend
 from trainplan.program.lower.buckets import Tie
 from trainplan.program.lower.layout import Layout
-from trainplan.program.ops import Kind
 from trainplan.program.program import Program
 from trainplan.program.timeline import Event
 from trainplan.workload.batch import as_batch, to_device
 from trainplan.workload.batch import split as split_batch
 from trainplan.workload.optimizer import Groups, make, scheduler_of
 from trainplan.workload.workload import Batch, Workload
-
-_EVALUATION_TAG = 2**20  # beyond the tags of training
 
 
 @dataclass(frozen=True)
@@ -356,58 +354,7 @@ class Trainer:
         # All replicas, so that process groups are made by all: the first time that one is needed, it is here.
         runner = next(iter(self._runners.values()), None) or self._runner(self.workload.batch)
         self.gather()
-        if self.replica != 0:
-            return None
-        batch = as_batch(batch)
-        own = to_device(batch, self.device)
-        loss = None
-        made: dict[str, Tensor] = {}  # by stages of this rank
-        sent = []
-        talk = self.part.transport
-        for number in self.stages:
-            if self.plan.rank(0, number) != self.rank:
-                continue  # a copy for another direction
-            crossings = dict(made)
-            for edge in self.part.layout.incoming[number]:
-                if self.part.layout.is_message(edge, 0):
-                    names = runner.edge_names(Kind.SEND_F, edge.source, edge.target)
-                    forms = [(runner.shapes[n].at(batch.samples), runner.shapes[n].dtype) for n in names]
-                    tag = _EVALUATION_TAG + number
-                    message = talk.receive(forms, self.plan.rank(0, edge.source), tag)
-                    message.wait()
-                    crossings.update(zip(names, message.take(), strict=True))
-            result, output = self._evaluation_stage(number)(crossings, own)
-            made |= result
-            for edge in self.part.layout.outgoing[number]:
-                if self.part.layout.is_message(edge, 0):
-                    names = runner.edge_names(Kind.SEND_F, edge.source, edge.target)
-                    to = self.plan.rank(0, edge.target)
-                    sent.append(talk.send([result[n] for n in names], to, _EVALUATION_TAG + edge.target))
-            if self.part.held[number].is_last:
-                loss = float(self.workload.loss.function(output, own.targets))
-        for pending in sent:
-            pending.wait()
-        return loss
-
-    def _evaluation_stage(self, number: int) -> Stage:
-        """The same blocks captured in evaluation mode, sharing this rank's values."""
-        if not self._evaluation:
-            model = Skeleton(self.workload.build).model.eval()
-            captured = capture(
-                model, self.workload.inputs(2, 0), self.workload.loss, device=self.captured.exported.device
-            )
-            names, ours = [b.name for b in captured.blocks], [b.name for b in self.captured.blocks]
-            crossings = [(c.producer, c.consumers, c.shape) for c in captured.crossings]
-            if names != ours or crossings != [(c.producer, c.consumers, c.shape) for c in self.captured.crossings]:
-                raise RunError(
-                    "evaluation under this plan",
-                    "the model has other blocks, or passes other tensors between them, in evaluation mode",
-                    "evaluating a checkpoint in one process",
-                )
-            self._evaluation = {n: captured.stage(*self.plan.bounds[n]) for n in self.stages}
-        stage = self.stages[number]
-        values = {**dict(stage.named_parameters()), **dict(stage.named_buffers())}
-        return self._evaluation[number].bind(values, self.device)
+        return evaluate(self, runner, as_batch(batch), self._evaluation) if self.replica == 0 else None
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that any plan can resume from; all ranks call this."""

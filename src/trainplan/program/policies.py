@@ -16,16 +16,16 @@ class Policy(IntEnum):
     """How a rank chooses among the operations that are ready."""
 
     LIST = 0  # it does not: the list decides
-    ARRIVAL = 1  # whichever was ready first (an asynchronous server)
+    ARRIVAL = 1  # whichever was ready first
     PRIORITY = 2  # the one with the lowest priority number, then whichever was ready first
+    PUSH = 3  # whichever was ready first, and of several at one moment the one with the lowest priority number
 
 
 @njit(cache=True, inline="always")
 def goes_before(
     policy: int, ready_a: float, priority_a: int, op_a: int, ready_b: float, priority_b: int, op_b: int
 ) -> bool:
-    """Whether ready operation a is taken before ready operation b. Ties go to the lower priority number, then to the
-    lower number: always the same way.
+    """Whether ready operation a is taken before ready operation b. Ties go to the lower number: always the same way.
 
     >>> goes_before(Policy.ARRIVAL, 1.0, 9, 7, 2.0, 0, 3), goes_before(Policy.PRIORITY, 1.0, 9, 7, 2.0, 0, 3)
     (True, False)
@@ -34,6 +34,6 @@ def goes_before(
         return priority_a < priority_b
     if ready_a != ready_b:
         return ready_a < ready_b
-    if priority_a != priority_b:
+    if policy == 3 and priority_a != priority_b:
         return priority_a < priority_b
     return op_a < op_b

@@ -1,0 +1,55 @@
+"""What workers and servers do with loads: push gradients, step with what has arrived, send weights."""
+
+from __future__ import annotations
+
+from torch import Tensor, tensor
+
+from trainplan.engine.clocks import now
+from trainplan.engine.instructions import Instruction
+from trainplan.engine.runner import Held, Runner
+from trainplan.engine.serving import Shard, joined
+
+
+def push(run: Runner, op: Instruction, place: int) -> None:
+    """Send a load of gradients to where the optimizer is."""
+    load, reducer = run.load(op), run.part.held[op.stage].reducer
+    assert reducer is not None  # which has the buckets
+    tensors = [reducer.flat[load.bucket][first:last] for first, last in load.segments]
+    if load.numbered:
+        tensors.insert(0, tensor([run.current.number], device=run.part.device))
+    _send_load(run, op, tensors)
+
+
+def give(run: Runner, op: Instruction, place: int) -> None:
+    """Send a load of weights to a worker."""
+    holder = run.part.shard or run.part.weights
+    assert holder is not None
+    _send_load(run, op, holder.tensors(run.load(op)))
+
+
+def _send_load(run: Runner, op: Instruction, tensors: list[Tensor]) -> None:
+    start = now()
+    pending = run.part.transport.send(tensors, op.peer, run.tag(op))
+    if op.waits:
+        pending.wait()
+    else:
+        run.current.sent.append(pending)
+    run.recorder.note(op.op, start, now(), sum(one.nbytes for one in tensors))
+
+
+def step_of_server(run: Runner, shard: Shard, op: Instruction) -> None:
+    """One step with the sum of what all workers have pushed of a load."""
+    first, *others = [joined(tensors) for tensors in run.current.received.pop(op.unit)]
+    for other in others:
+        first.add_(other)
+    shard.step({op.unit: first}, last=op.unit == shard.loads[-1].unit)
+
+
+def add_received(run: Runner, held: Held) -> None:
+    """Add what the other workers have pushed to the root's own gradients."""
+    for unit, pushes in run.current.received.items():  # of the other workers, at the root
+        assert held.reducer is not None
+        load = run.part.layout.service.loads[unit]  # type: ignore[union-attr]
+        for tensors in pushes:
+            held.reducer.flat[load.bucket].add_(joined(tensors))
+    run.current.received.clear()
