@@ -251,6 +251,8 @@ def _systems() -> list[Case]:
     four = {"pp": 4, "stages": (1, 2, 3), "micro": 6}
     chunked = {"pp": 2, "chunks": 2, "stages": (1, 2, 3), "micro": 4}
     orders = [
+        ("ddp", 9, {"dp": 2, "micro": 2, "bucket": 100, "exchange": "ring"}),
+        ("all-to-all", 16, {"dp": 4, "bucket": 100, "exchange": "all-to-all"}),
         ("torchgpipe-as-found", 12, {"pp": 2, "stages": (1,), "micro": 3, "schedule": "lockstep"}),
         ("looped-bfs", 16, {**chunked, "schedule": "looped"}),
         ("dapple", 24, {**four, "schedule": "1f1b-early"}),

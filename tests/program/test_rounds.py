@@ -38,7 +38,7 @@ def test_every_word_of_a_plan_is_an_exchange() -> None:
 @given(members=WORLDS, elements=st.integers(0, 40), seed=st.integers(0, 99))
 def test_everybody_has_the_sum_and_the_same_to_the_last_bit(word: str, members: int, elements: int, seed: int) -> None:
     numbers = random.Random(seed)
-    held = [[numbers.uniform(-1, 1) for _ in range(elements)] for _ in range(members)]
+    held = [[numbers.lognormvariate(0, 2) for _ in range(elements)] for _ in range(members)]
     after = play(made(word, members, elements), held)
     assert all(own == after[0] for own in after)
     np.testing.assert_allclose(after[0], np.sum(held, axis=0), rtol=1e-12, atol=1e-12)
