@@ -144,6 +144,17 @@ def test_recommend_takes_an_exchange_where_the_clock_says_that_it_is_faster() ->
     assert winner.step_s < 0.95 * usual.step_s
 
 
+def test_a_little_is_not_enough_to_leave_the_backends_own() -> None:
+    """A hundredth of a step is less than we know of it."""
+    sizes = (1, 2, 4, 8)
+    model = chain(blocks=4, forward=0.1, backward=0.2, weights=8 * MIB, samples=sizes, flat=False, batch=8)
+    there = machines(4, latency=0.005, rate=1e9)
+    usual, ours = (solve(parse(f"dp=4 exchange={e}"), model, there, 8) for e in ("all-reduce", "all-to-all-sliced"))
+    assert 0.98 * usual.step_s < ours.step_s < 0.999 * usual.step_s
+    shown = [row.prediction.plan for row in recommend(model, there, 8).ranked]
+    assert {p.exchange for p in shown if p.dp == 4 and p.pp == 1} == {"all-reduce"}
+
+
 def test_whoever_asks_for_replicas_only_gets_the_backends_own(model: Profile) -> None:
     assert resolve(parse("dp=8"), model, machines(8, latency=0.02, rate=1e9), 8).exchange == "all-reduce"
     assert "all-reduce" in WORDS["exchange"]

@@ -23,7 +23,7 @@ from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.units import MIB, gib
 
 BUCKETS = (1 * MIB, 4 * MIB, 8 * MIB, 25 * MIB, 64 * MIB, 256 * MIB)
-FASTER = 0.02  # by so much an exchange must be ahead to be worth a simulation
+FASTER = 0.02  # by so much an exchange must be ahead to be worth a simulation, and a step to leave the backend's own
 MOST_TRIED = 2
 
 

@@ -31,7 +31,7 @@ from trainplan.predict.predict import Prediction, predict
 from trainplan.predict.speeds import speeds
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
-from trainplan.solve.exchange import bucket_sizes, check_bucket, on_nodes, other_exchanges, whole_bucket
+from trainplan.solve.exchange import FASTER, bucket_sizes, check_bucket, on_nodes, other_exchanges, whole_bucket
 from trainplan.solve.least import Least
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.bottleneck import bottleneck
@@ -138,8 +138,9 @@ def refine(
     if "exchange" in left and found.exposed_comm_s > gain * found.step_s:
         for other in other_exchanges(found.plan, tables.profile, cluster):
             sizes = bucket_sizes(other, tables.profile) if "bucket" in left else [other.bucket]
-            trials = [_predict(replace(other, bucket=size), cluster, batch, tables) for size in sizes]
-            found = best([found, *trials])
+            fastest = best([_predict(replace(other, bucket=size), cluster, batch, tables) for size in sizes])
+            if fastest.fits >= found.fits and fastest.step_s < found.step_s * (1 - FASTER):
+                found = fastest
     return found
 
 
