@@ -25,13 +25,16 @@ from trainplan.units import MIB
 
 
 def plans(world: int) -> list[Plan]:
-    """Every exchange on so many replicas, and pipelines; on four ranks replicated pipelines, too."""
+    """Every exchange on so many replicas, and pipelines; on two ranks servers, on four replicated pipelines, too."""
     blocks = BLOCKS["tied"]
     words = [word for word in BY_ROUNDS if word != HIERARCHICAL or world == 4]
     node = {word: 2 if word == HIERARCHICAL else 0 for word in words}
     found = [plan(dp=world, micro=2, bucket=200, exchange=word, node=node[word], blocks=blocks) for word in words]
     cuts = {2: (4,), 3: (2, 5), 4: (2, 4, 6)}[world]
     found.append(plan(pp=world, micro=3, schedule="1f1b", stages=cuts, blocks=blocks))
+    if world == 2:
+        found.append(plan(dp=2, bucket=300, exchange="dataparallel", blocks=blocks))
+        found.append(plan(dp=1, bucket=300, exchange="ps-bsp", servers=1, blocks=blocks))
     if world == 4:
         both = {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (4,), "blocks": blocks, "bucket": 200}
         found += [plan(exchange=word, **both) for word in ("all-reduce", "ring", "tree")]
@@ -93,21 +96,31 @@ def summed(rank: int, world: int, word: str, node: int) -> tuple[bool, int, int]
     group = dist.new_group(list(members))
     transport = Gloo(torch.device("cpu"))
     sums = Sums(transport, group, members, rank) if word in BY_ROUNDS else None
-    seen, right = [], True
+    seen, right, total = [], True, float(sum(range(1, world + 1)))
     for size in (world, SIZE // 4):  # the first to get acquainted
         tensor = torch.full((size,), float(rank + 1))
+        whole = torch.empty_like(tensor)
         dist.barrier(group)
         before, began = loopback(), time.perf_counter()
         dist.barrier(group)
         if sums is not None:
             sums.start(tensor, rounds_of(word, members, size, node), 0).wait()
+        elif word == "gather":
+            share = tensor[: size // world]
+            transport.all_gather(whole, share, group).wait()
+            tensor.fill_(float(whole.view(world, -1)[:, 0].sum()))
+        elif word == "scatter":
+            works, put = transport.reduce_scatter(tensor, world, group)
+            works.wait()
+            put(whole[: size // world], False)
+            tensor.fill_(float(whole[: size // world].mean()))
         else:
             transport.all_reduce(tensor, group).wait()
         dist.barrier(group)
         after = loopback()
         time.sleep(time.perf_counter() - began)
         seen = [after - before, loopback() - after]
-        right &= bool((tensor == sum(range(1, world + 1))).all())
+        right &= bool((tensor == total).all())
         dist.barrier(group)
     if sums is not None:
         sums.close()
@@ -116,7 +129,7 @@ def summed(rank: int, world: int, word: str, node: int) -> tuple[bool, int, int]
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("word", ["all-reduce", *BY_ROUNDS])
+@pytest.mark.parametrize("word", ["all-reduce", "gather", "scatter", *BY_ROUNDS])
 def test_the_interface_carries_what_the_account_says(word: str) -> None:
     """Headers and acknowledgements come on top, and whatever else talks over the interface: others only add to it, so
     the least of some tries counts."""
@@ -125,6 +138,8 @@ def test_the_interface_carries_what_the_account_says(word: str) -> None:
     world, node = (4, 2) if word == HIERARCHICAL else (3, 0)
     if word == "all-reduce":
         expected = sum(gloo.sent(world, SIZE, 4))
+    elif word in ("gather", "scatter"):  # of shares: everybody's to everybody else
+        expected = (world - 1) * SIZE
     else:
         expected = 4 * sum(sent_in(rounds_of(word, tuple(range(world)), SIZE // 4, node), world))
     quiet = []

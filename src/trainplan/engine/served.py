@@ -29,7 +29,7 @@ def give(run: Runner, op: Instruction, place: int) -> None:
 
 def _send_load(run: Runner, op: Instruction, tensors: list[Tensor]) -> None:
     start = now()
-    pending = run.part.transport.send(tensors, op.peer, run.tag(op))
+    pending = run.part.transport.send(tensors, op.peer, run.tag(op), op.op)
     if op.waits:
         pending.wait()
     else:

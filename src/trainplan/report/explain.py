@@ -9,6 +9,7 @@ from trainplan import files
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.exchanges import BY_BACKEND
 from trainplan.plan.rules import splits_backward
+from trainplan.plan.served import SERVED
 from trainplan.plan.text import brief
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
@@ -191,11 +192,12 @@ def _exchange(layout: Layout, stage: int, buckets: list[Bucket]) -> str:
     where = f"stage {stage}: " if plan.pp > 1 else ""
     many = f"{len(sizes)} buckets" if len(sizes) > 1 else "one bucket"
     when = "as they become ready in the last backward pass" if len(sizes) > 1 else "after the last backward pass"
-    sent = [summing(layout.sums_by, members, b.bytes, b.element, plan.node) for b in buckets]
-    own = gib(max(map(sum, zip(*sent, strict=True))))
     how = "" if plan.exchange == BY_BACKEND else f" by {plan.exchange}"
     whole = f"{where}{gib(sum(sizes))} of gradients, in {many}, summed over {_ranks(members)}{how} {when}"
-    return f"{whole}; a rank sends {own}"
+    if plan.exchange in SERVED:  # which are messages between workers and servers, and no sums
+        return whole
+    sent = [summing(layout.sums_by, members, b.bytes, b.element, plan.node) for b in buckets]
+    return f"{whole}; a rank sends {gib(max(map(sum, zip(*sent, strict=True))))}"
 
 
 def _time(prediction: Prediction, profile: Profile, cluster: Cluster) -> list[str]:
