@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trainplan.engine.clocks import now
+from trainplan.engine.pending import await_later, noted
 from trainplan.engine.shards import Shards
 from trainplan.engine.transport import Arrivals, Pending, Works
 from trainplan.program.ops import SHARED_OUT, Kind
@@ -89,8 +90,6 @@ class Chain:
 
 def gather(run: Runner, op: Instruction, place: int) -> None:
     """Start gathering the weights of a unit; the first piece that reads them waits."""
-    from trainplan.engine.handlers import await_later, noted
-
     shards = _shards(run, op)
     start, flat = now(), shards.open(op.unit)
     work = run.part.transport.all_gather(flat, shards.own[op.unit], run.part.groups[op.group])
@@ -101,8 +100,6 @@ def gather(run: Runner, op: Instruction, place: int) -> None:
 
 def scatter(run: Runner, op: Instruction, place: int) -> None:
     """Start the sum of the gradients of a unit, of which this rank gets its share."""
-    from trainplan.engine.handlers import await_later
-
     shards, chain = _shards(run, op), run.part.chain
     assert chain is not None  # there is one where anything is shared out
     start, flat = now(), shards.to_scatter(op.unit)
@@ -122,8 +119,6 @@ def scatter(run: Runner, op: Instruction, place: int) -> None:
 
 def across(run: Runner, op: Instruction) -> None:
     """Start the sum of this rank's share over the groups of replicas, once the share itself has been summed."""
-    from trainplan.engine.handlers import await_later
-
     own, chain = _shards(run, op).own_gradient(op.unit), run.part.chain
     assert chain is not None
     group = run.part.groups[op.group]
