@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py --ranks 2 --steps 5 --rounds 4 --out benchmarks/data/accuracy-here.json
     python benchmarks/accuracy.py --orders 4 --slices 4 --out benchmarks/data/orders-gpu.json
-    python benchmarks/accuracy.py --plans dp=2 --link 1Gbit/s --delay 1ms --out benchmarks/data/slow-link.json
+    python benchmarks/accuracy.py --exchanges 2 --link 1Gbit/s --delay 1ms --out benchmarks/data/slow-link.json
 
 `--slices` cuts one GPU into so many equal parts with NVIDIA's Multi-Process Service (it is started here, which needs
 root, and stopped at the end): every process, also the one that the profile is measured in, has one of them. `--link`
@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from trainplan import files
-from trainplan.bench.accuracy import Compared, Row, orders, suite
+from trainplan.bench.accuracy import Compared, Row, exchanges, orders, suite
 from trainplan.bench.pool import placed, stop_pools
 from trainplan.bench.slow_link import SlowLink, slow_link
 from trainplan.cluster.probe.probe import probe
@@ -54,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--orders", type=int, nargs="*", default=[], help="ranks for every order of work, instead")
+    parser.add_argument("--exchanges", type=int, nargs="*", default=[], help="ranks for every exchange, instead")
     parser.add_argument("--plans", nargs="+", default=[], help="these plans, on the largest of --ranks, instead")
     parser.add_argument("--link", type=parse_rate, help="between two halves of the ranks, such as 1Gbit/s")
     parser.add_argument("--delay", type=parse_seconds, default=0.0, help="of that link, one way, such as 1ms")
@@ -102,8 +103,10 @@ def compare_all(options: argparse.Namespace, link: SlowLink | None) -> None:
     here = machine.describe(torch.device(device)) + (f", {options.slices} slices" if options.slices else "")
     if link:
         here += f", two namespaces, {8 * link.rate / 1e9:g} Gbit/s, {1e3 * link.delay_s:g} ms late"
-    lines = [line for ranks in options.orders for line in orders(ranks)] or options.plans or suite(options.ranks)
-    ranks = max(options.orders or options.ranks)
+    lines = [line for ranks in options.orders for line in orders(ranks)]
+    lines += [line for ranks in options.exchanges for line in exchanges(ranks)]
+    lines = lines or options.plans or suite(options.ranks)
+    ranks = max([*options.orders, *options.exchanges] or options.ranks)
     cluster = probe(ranks, device, refresh=True, progress=say, place=link.place if link else None)
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)

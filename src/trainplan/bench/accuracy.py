@@ -179,3 +179,13 @@ def orders(ranks: int, micro: int = 8) -> list[str]:
     ]  # fmt: skip
     lines = [f"pp={ranks} dp=1 {word} micro={micro}" for word in words]
     return [*lines, f"dp=2,{','.join(['1'] * (ranks - 2))} pp={ranks - 1} schedule=1f1b micro={micro}"]
+
+
+def exchanges(ranks: int) -> list[str]:
+    """Every way to train replicas in step on so many ranks: who sums gradients, and what is shared out."""
+    words = ["", "exchange=ring", "exchange=tree", "exchange=all-to-all", "exchange=all-to-all-sliced",
+             "exchange=halving-doubling", "exchange=dataparallel", "zero=1", "zero=2", "zero=3"]  # fmt: skip
+    if ranks % 2 == 0 and ranks > 2:
+        words += [f"exchange=hierarchical node={ranks // 2}", f"zero=3 shard={ranks // 2}"]
+    lines = [f"dp={ranks} pp=1 micro=1 {word}".strip() for word in words]
+    return [*lines, f"dp={ranks - 1} pp=1 micro=1 exchange=ps-bsp servers=1"] if ranks > 2 else lines
