@@ -136,7 +136,8 @@ def lowered_kinds() -> set[Kind]:
                 found |= {Kind(int(kind)) for kind in lower(choices, profile, 8).kind}
     found |= {Kind(int(kind)) for kind in lower(plan(dp=2, zero=3, blocks=4, bucket=1), profile, 8).kind}
     served = plan(dp=2, blocks=4, exchange="ps-bsp", servers=1)
-    return found | {Kind(int(kind)) for kind in lower(served, chain(4), 8).kind}
+    decided = plan(dp=2, blocks=4, exchange="horovod", threshold=10**6, cycle=1e-3)
+    return found | {Kind(int(kind)) for choices in (served, decided) for kind in lower(choices, chain(4), 8).kind}
 
 
 def test_every_kind_has_all_its_rules() -> None:

@@ -55,6 +55,8 @@ def train(
             trainer.record()
         result = trainer.step(job.inputs(samples, seed=number))
         trained.losses.append(result.loss)
+    trainer.settle()
+    trained.agendas = list(trainer.agendas)
     trained.gradients = kept
     trainer.gather()
     current = trainer.parameters if trainer.is_current else {}

@@ -116,7 +116,7 @@ def _cases() -> list[Case]:
         ),
         Case("dapple", "tied", {**adam, "stages": (4,)}, optimizer="grouped_adamw", fields={"schedule": "onecycle"}),
     ]  # fmt: skip
-    return cases + grouped + ORDERS + _sharded() + EXCHANGES + SERVED
+    return cases + grouped + ORDERS + _sharded() + EXCHANGES + SERVED + DECIDED
 
 
 def _sharded() -> list[Case]:
@@ -286,6 +286,33 @@ def _exchanges() -> list[Case]:
     return [*cases, Case("ddp", "chain", {**two, "overlap": "off"}, fields={"clip_norm": 0.05})]
 
 
+def _decided() -> list[Case]:
+    """Exchanges whose order is decided while running, each on 2 and 4 ranks: with tied weights, and with batch norm,
+    dropout and uneven local batches; with several micro-batches; with AdamW; in groups whose rates change."""
+    numbers = {
+        "horovod": {"threshold": 400, "cycle": 1e-3},
+        "p3": {"slice": 100},
+        "bytescheduler": {"slice": 64, "credit": 150},
+        "pace": {"slice": 150},
+    }
+    cases = []
+    for number, (word, own) in enumerate(numbers.items()):
+
+        def case(model: str, dp: int, word: str = word, own: dict = own, **more) -> Case:
+            fused = {"fused": FUSED[model]} if word == "pace" else {}
+            optimizer, fields = more.pop("optimizer", "sgd"), more.pop("fields", {})
+            choices = {"dp": dp, "exchange": word, **own, **fused, **more}
+            return Case(word, model, choices, optimizer=optimizer, fields=fields)
+
+        cases += [case("tied", 4), case("residual", 2, micro=2), case("tied", 2, optimizer="adamw")]
+        if number % 2:
+            cases.append(case("residual", 2, optimizer="grouped_adamw", fields={"schedule": "onecycle"}))
+    clipped = {"dp": 2, "exchange": "horovod", "threshold": 10**6, "cycle": 5e-4}
+    return [*cases, Case("horovod", "tied", clipped, fields={"clip_norm": 0.05})]
+
+
+FUSED = {"tied": (4, 3, 5, 3), "residual": (2, 6, 1, 7)}  # gradients of each fused tensor
+DECIDED = _decided()
 GRID = _grid()
 ORDERS = GRID + _orders()
 EXCHANGES = _exchanges()

@@ -5,7 +5,7 @@ same order on each resource of each rank, with the same bytes. Leaving an operat
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
@@ -15,8 +15,11 @@ from tests.engine.systems import CASES, Case
 from tests.program.surgery import change, find, move, swap, twice, without
 from trainplan.bench.pool import pool
 from trainplan.engine.measurement import Measurement, merge
+from trainplan.plan import rules
 from trainplan.plan.plan import plan
 from trainplan.profile.structure import structure
+from trainplan.program.agenda import Agenda
+from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.program import Program
@@ -30,7 +33,18 @@ def measured(case: Case) -> dict[int, list[Event]]:
     results = (
         [jobs.train(0, 1, *arguments)] if case.plan.world == 1 else pool(case.plan.world).run(jobs.train, *arguments)
     )
+    AGENDAS[str(case)] = [trained.agendas for trained, _, _ in results]
     return {rank: events for rank, (_, events, _) in enumerate(results)}
+
+
+AGENDAS: dict[str, list[list[Agenda]]] = {}  # of every rank, where the exchange of a case was decided while running
+
+
+def decided(case: Case) -> list[Agenda]:
+    """What was exchanged when: on all ranks the same."""
+    first, *others = AGENDAS[str(case)]
+    assert all(other == first for other in others)
+    return first
 
 
 def lane_of(event: Event, groups: dict[str, int]) -> tuple:
@@ -47,10 +61,10 @@ def by_resource(events: list[Event], groups: dict[str, int]) -> dict[tuple, list
     return dict(found)
 
 
-def program_of(case: Case) -> Program:
-    """The two steps that are recorded."""
+def program_of(case: Case, agendas: Sequence[Agenda] = ()) -> Program:
+    """The two steps that are recorded; with what was decided in them, where the exchange decides while running."""
     job, _, captured = jobs.built(case.model, case.optimizer, **case.fields)
-    return lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, steps=2)
+    return lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, steps=2, agendas=agendas)
 
 
 def hold(program: Program, events: dict[int, list[Event]]) -> None:
@@ -66,7 +80,11 @@ def hold(program: Program, events: dict[int, list[Event]]) -> None:
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.system(c.key, "R"), id=str(c)) for c in TIMED])
 def test_program_is_timeline(case: Case) -> None:
-    hold(program_of(case), measured(case))
+    """Where the order of the exchange was decided while running, all ranks have decided alike, and the program is that
+    of their decision: it says which operations follow from it, what they wait for, and how many bytes they have."""
+    events, agendas = measured(case), decided(case)
+    assert len(agendas) == (2 if case.plan.exchange in rules.DECIDED else 0)
+    hold(check(program_of(case, agendas)), events)
 
 
 # -- the test above can fail: the same timelines, held against programs that are wrong in one place -----------------

@@ -116,7 +116,7 @@ BAD = {
     "lockstep pp=2": ("word 'lockstep'", "lockstep is an order of work", "schedule=lockstep"),
     "pp=2 zb-h3": ("word 'zb-h3'", "the name of a system, and stands first", "zb-h"),
     "placement=0,0": ("placement=0,0", "a pipeline needs two ranks or more, and the table has 1 rank", "placement=0,1"),
-    "horovod": ("horovod", "not built yet", "trainplan systems"),
+    "tofu": ("tofu", "not built yet", "trainplan systems"),
 }
 
 

@@ -67,6 +67,7 @@ class About:
 def save(trainer: Trainer, path: str | Path) -> None:
     """Write a checkpoint; all ranks call this. The folder appears whole or not at all."""
     refuse_servers(trainer.plan)
+    trainer.settle()
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
     instead = "a folder that every rank can write to"
@@ -215,11 +216,10 @@ def _shared_out(trainer: Trainer, held: Held) -> dict[str, Any]:
 
 
 def load(trainer: Trainer, path: str | Path) -> None:
-    """Take everything from a checkpoint, whatever plan it was saved under; all ranks call this.
-
-    Weights, buffers, the optimizer's state and settings, the scheduler, the step, the seed, the place in the data.
-    """
+    """Take everything from a checkpoint, whatever plan it was saved under; all ranks call this. (Weights, buffers, the
+    optimizer's state and settings, the scheduler, the step, the seed, the place in the data.)"""
     refuse_servers(trainer.plan)
+    trainer.settle()
     path = Path(path)
     if trainer.rank == 0:
         _put_back(path)

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from trainplan.engine import blockwise, sharded, two_parts
+from trainplan.engine import blockwise, crossing, sharded, two_parts
 from trainplan.engine.clocks import now
 from trainplan.engine.instructions import Instruction
 from trainplan.engine.observed import Observed
 from trainplan.engine.pending import Returning, await_later, exchange, noted
 from trainplan.engine.runner import Held, Runner
 from trainplan.engine.served import add_received, give, push, step_of_server
+from trainplan.engine.tied import side_by_side
 from trainplan.engine.transport import Works
 from trainplan.errors import RunError
 from trainplan.profile.capture.sliced import carrying
@@ -48,6 +49,12 @@ def _forward(run: Runner, op: Instruction, place: int) -> int | None:
     state, held = run.current, run.part.held[op.stage]
     batch = state.parts[op.micro]
     leaves = arrived(run, op)
+    if run.part.layout.crosses:
+
+        def finish(last: Instruction, made: dict[str, Tensor], output: Any) -> None:
+            state.values[last.saved[0]] = Pass({}, made, weighted_loss(run, op, output))
+
+        return crossing.forward(run, place, batch, finish)
     with nullcontext() if _completes(run, op) else held.no_sync(), carrying(run.carry(op)):
         arguments = leaves, batch, run.seeder(op.micro), run.part_of(op)
         if pieces is None:
@@ -131,10 +138,13 @@ def _backward(run: Runner, op: Instruction, place: int) -> int | None:
         return _sharded_backward(run, op, place, done, roots, seeds)
     pieces = _pieces(run, place)
     last = _completes(run, op)
+    crossing.backward_begins(run, held, last)
     if isinstance(held.module, Observed) and last and len(pieces) == 1:
         raise AssertionError("DDP would exchange gradients, and the program has no exchange: they disagree")
     if len(pieces) > 1:
         _backward_in_pieces(run, roots, seeds, pieces)
+        if run.part.layout.crosses and held.reducer is not None:
+            held.reducer.detach()
     else:
         with nullcontext() if last else held.no_sync():
             torch.autograd.backward(roots, seeds)
@@ -174,13 +184,13 @@ def roots_of(run: Runner, op: Instruction, done: Pass) -> tuple[list[Tensor], li
 def _pieces(run: Runner, place: int) -> list[Instruction]:
     """The operations that one backward call covers: B, REDUCE_GRAD, B.1, REDUCE_GRAD.1, …"""
     first = run.list[place]
-    found = [first]
-    for following in run.list[place + 1 :] if run.part.layout.buckets[first.stage] else ():
+    found, layout = [first], run.part.layout
+    sums = len(layout.parts) if layout.decides else len(layout.buckets[first.stage])
+    for following in run.list[place + 1 :] if layout.buckets[first.stage] else ():
         same = following.kind is Kind.B and (following.micro, following.slice) == (first.micro, first.slice)
-        pushed = following.kind is Kind.SEND_G and first.stage not in run.part.layout.late
-        exchange = pushed or (
-            following.kind is Kind.REDUCE_GRAD and following.unit < len(run.part.layout.buckets[first.stage])
-        )
+        pushed = following.kind is Kind.SEND_G and first.stage not in layout.late
+        exchange = pushed or (following.kind is Kind.REDUCE_GRAD and following.unit < sums)
+        exchange |= following.kind in (Kind.TICK, Kind.NEGOTIATE)
         if following.stage != first.stage or not (same or exchange):
             break
         found.append(following)
@@ -205,7 +215,9 @@ def _backward_in_pieces(
         since = moment
         for load in (p for p in pushes if run.load(p).bucket == bucket):
             push(run, load, 0)
-        if held.reducer is not None and exchange:
+        if run.part.exchange is not None:
+            run.part.exchange.ready(bucket)
+        elif held.reducer is not None and exchange:
             start_exchange(run, exchange[bucket], held.reducer.flat[bucket])
 
     if held.reducer is not None:
@@ -244,9 +256,9 @@ def _reduce(run: Runner, op: Instruction, place: int) -> None:
     """A bucket by itself (after a recomputed block), or the gradients of tied weights."""
     if op.unit in run.part.tied:
         copies = run.part.tied[op.unit]
-        flat = _side_by_side(copies[0])
+        flat = side_by_side(copies[0])
         for other in copies[1:]:
-            flat += _side_by_side(other)
+            flat += side_by_side(other)
         await_later(run, op, Returning(exchange(run, op, flat), flat, copies))
         return
     if run.part.held[op.stage].shards is not None:
@@ -256,11 +268,6 @@ def _reduce(run: Runner, op: Instruction, place: int) -> None:
     if reducer is None:
         raise AssertionError("a bucket without a reducer: the program and the engine disagree")
     start_exchange(run, op, reducer.flat[op.unit])
-
-
-def _side_by_side(members: list[nn.Parameter]) -> Tensor:
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in members]
-    return torch.cat([g.reshape(-1) for g in gradients])
 
 
 def _count(run: Runner, op: Instruction, place: int) -> None:
@@ -311,7 +318,12 @@ def _step(run: Runner, op: Instruction, place: int) -> None:
     if run.part.shard is not None:
         step_of_server(run, run.part.shard, op)
         return
+    if run.part.layout.crosses:
+        crossing.put_off(run, op)
+        return
     held = run.part.held[op.stage]
+    if run.part.exchange is not None:
+        run.part.exchange.wait()
     add_received(run, held)
     limit = run.part.layout.profile.clip_norm
     if limit:
@@ -371,4 +383,6 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.SCATTER_GRAD: sharded.scatter,
     Kind.GATHER_F: sharded.gather,
     Kind.GATHER_B: sharded.gather,
+    Kind.TICK: crossing.by_the_exchange,
+    Kind.NEGOTIATE: crossing.by_the_exchange,
 }

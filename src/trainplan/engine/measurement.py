@@ -82,6 +82,7 @@ def measure(
         samples = result.samples
         if after is not None:
             after(result)
+    trainer.settle()
     recorded = len(seconds) > warm_up
     if recorded:
         trainer.record(False)

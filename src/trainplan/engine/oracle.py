@@ -41,6 +41,7 @@ class Trained:
     weights: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # of the optimizer, by parameter
+    agendas: list[Any] = field(default_factory=list)  # of recorded steps, where the exchange was decided while running
 
 
 def train_alone(

@@ -9,12 +9,14 @@ behind the host's back, a moment of compute is a CUDA event, and becomes a numbe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from trainplan.engine.clocks import Reading, aligned, now, read
 from trainplan.program.program import Program
+from trainplan.program.text import Key, name
 from trainplan.program.timeline import Event
 
 Moment = float | torch.cuda.Event
@@ -28,10 +30,10 @@ class Recorder:
     on: bool = False
     alone: bool = False  # ranks do not wait for each other, so they compare no clocks: all are on one machine
     step: int = 0
-    rows: list[tuple[int, int, float, float, int]] = field(default_factory=list)
+    rows: list[tuple[int, int | Key, float, float, int]] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)  # of rank 0's clock
     arrived: list[tuple[int, int, float]] = field(default_factory=list)  # (step, SEND of another rank, moment)
-    _unsettled: list[tuple[int, Moment, Moment, int]] = field(default_factory=list)
+    _unsettled: deque[tuple[int, int | Key, Moment, Moment, int]] = field(default_factory=deque)
     _arriving: list[tuple[int, Moment]] = field(default_factory=list)
     _base: tuple[float, torch.cuda.Event] | None = None
 
@@ -57,10 +59,11 @@ class Recorder:
         """This moment, as compute sees it."""
         return self._event() if self._base is not None else now()
 
-    def note(self, op: int, start: Moment, end: Moment, size: int = 0) -> None:
-        """An operation ran from one moment to another, and moved so many bytes."""
+    def note(self, op: int | Key, start: Moment, end: Moment, size: int = 0, step: int | None = None) -> None:
+        """An operation ran from one moment to another, and moved so many bytes; of the current step, or of another.
+        One that was decided while running has no number, but a key."""
         if self.on:
-            self._unsettled.append((op, start, end, size))
+            self._unsettled.append((self.step if step is None else step, op, start, end, size))
 
     def note_arrival(self, send: int, moment: Moment) -> None:
         """The message that another rank's SEND put on its way is here."""
@@ -69,11 +72,12 @@ class Recorder:
 
     def settle(self) -> None:
         """The step is over, and so is the device's work: turn events into numbers."""
-        for op, start, end, size in self._unsettled:
-            self.rows.append((self.step, op, self._seconds(start), self._seconds(end), size))
+        while self._unsettled:  # a thread may note more meanwhile
+            step, op, start, end, size = self._unsettled.popleft()
+            self.rows.append((step, op, self._seconds(start), self._seconds(end), size))
         for send, moment in self._arriving:
             self.arrived.append((self.step, send, self._seconds(moment)))
-        self._unsettled, self._arriving, self._base = [], [], None
+        self._arriving, self._base = [], None
 
     def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -95,9 +99,9 @@ class Recorder:
         """What was noted, as events by rank 0's clock; steps count from `first_step`."""
         found = []
         for step, op, start, end, size in self.rows:
-            kind = program.op(op).key.kind.name
+            key = op if isinstance(op, Key) else program.op(op).key
             begun, over = aligned(start, self.readings), aligned(end, self.readings)
-            found.append(Event(_name(program, op, step - first_step), kind, rank, begun, over, size))
+            found.append(Event(name(replace(key, step=step - first_step)), key.kind.name, rank, begun, over, size))
         return found
 
     def arrivals(self, program: Program) -> dict[str, float]:

@@ -21,6 +21,7 @@ class Reducer:
         self.flat: list[Tensor] = []
         self._names = [tuple(names) for names in buckets]
         self._views: list[tuple[nn.Parameter, Tensor]] = []
+        self.views: dict[str, tuple[nn.Parameter, Tensor]] = {}
         self._waiting: list[int] = []
         self._next = 0
         self._ready: Callable[[int], None] | None = None
@@ -29,10 +30,11 @@ class Reducer:
             flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
             self.flat.append(flat)
             start = 0
-            for parameter in members:
+            for name, parameter in zip(names, members, strict=True):
                 view = flat[start : start + parameter.numel()].view_as(parameter)
                 start += parameter.numel()
                 self._views.append((parameter, view))
+                self.views[name] = parameter, view
                 parameter.register_post_accumulate_grad_hook(lambda _, bucket=number: self._count(bucket))
         self.zero()
 
@@ -40,8 +42,17 @@ class Reducer:
         """Empty the gradients; they stay views of their buckets."""
         for flat in self.flat:
             flat.zero_()
+        self.attach()
+
+    def attach(self) -> None:
+        """Gradients are views of their buckets: a backward pass adds to those."""
         for parameter, view in self._views:
             parameter.grad = view
+
+    def detach(self) -> None:
+        """Nobody has gradients: an optimizer would find nothing to do."""
+        for parameter, _ in self._views:
+            parameter.grad = None
 
     def watch(self, ready: Callable[[int], None]) -> None:
         """Call `ready(bucket)` for each bucket in turn as the next backward pass completes it."""

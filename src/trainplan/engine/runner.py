@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainplan.engine.clocks import now
+from trainplan.engine.decided import Exchange
 from trainplan.engine.exchanges import Sums
 from trainplan.engine.instructions import Instruction, instructions
 from trainplan.engine.recorder import Recorder
@@ -39,7 +40,7 @@ from trainplan.workload.workload import Batch, Loss
 SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W)  # messages between workers and servers
 _TENSORS = 1024  # that a message with running statistics may carry
 # These go on after their handler has returned, or are several operations in one call.
-NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES)
+NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES, Kind.TICK)
 
 
 @dataclass
@@ -95,6 +96,9 @@ class Part:
     sums: dict[int, Sums] = field(default_factory=dict)  # by group, of those that are made in rounds
     weights: Weights | None = None  # of a worker whose weights come from where the optimizer is, or go from here
     shard: Shard | None = None  # of a server
+    exchange: Exchange | None = None  # where its order is decided while running
+    # Of the step before: optimizer steps of blocks that wait for the next forward pass, by block.
+    deferred: dict[int, tuple[int, int]] = field(default_factory=dict)  # (operation, step)
 
     @property
     def is_last(self) -> bool:
@@ -189,7 +193,9 @@ class Runner:
         self.wait_for(instruction)
         start = self.recorder.mark()
         taken = self.handlers[instruction.kind](self, instruction, place) or 1
-        if taken == 1 and instruction.kind not in NOTED_BY_THEIR_HANDLERS:
+        noted = instruction.kind in NOTED_BY_THEIR_HANDLERS
+        noted |= self.part.layout.crosses and instruction.kind in (Kind.F, Kind.STEP)  # `crossing.py`
+        if taken == 1 and not noted:
             self.recorder.note(instruction.op, start, self.recorder.mark())
         for done in self.list[place : place + taken]:
             self.free(done, state)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from trainplan.engine import checkpoint
 from trainplan.engine.asynchronous import Applied, Server, say_goodbye
+from trainplan.engine.crossing import begin, close, keep_agendas, replay, settle
 from trainplan.engine.evaluation import evaluate
 from trainplan.engine.exchanges import Sums, sums_of
 from trainplan.engine.observed import WARM_UP_STEPS, Observed
@@ -33,6 +34,7 @@ from trainplan.engine.runner import Held, Part, Runner, stepped
 from trainplan.engine.serving import Shard, Weights
 from trainplan.engine.sharded import Chain
 from trainplan.engine.shards import Shards, check_elementwise
+from trainplan.engine.tied import copies_of
 from trainplan.engine.transport import transport
 from trainplan.engine.weights import weights_of
 from trainplan.engine.world import groups_of
@@ -50,10 +52,10 @@ from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.capture.tokens import tokens_of
 from trainplan.profile.profile import Profile
 from trainplan.profile.structure import structure
+from trainplan.program.agenda import Agenda
 from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.lower.backend import backend as find_backend
-from trainplan.program.lower.buckets import Tie
 from trainplan.program.lower.layout import Layout
 from trainplan.program.program import Program
 from trainplan.program.timeline import Event
@@ -197,8 +199,9 @@ class Trainer:
             transport=self._transport, groups=groups, seed=self.seed, device=self.device,
             slices=self.slices, sums=sums,
             chain=Chain(self.device, layout.backend.receives_wait) if self.plan.zero else None,
-            tied={unit: _copies(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
+            tied={unit: copies_of(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
             weights=self._weights(layout, held[0]) if layout.service is not None and held else None, shard=shard,
+            exchange=begin(layout, held[0], self.recorder, self.replica) if layout.decides else None,
         )  # fmt: skip
         return self._part
 
@@ -258,7 +261,7 @@ class Trainer:
         return Shards(layout.units[number], parameters, place, self.plan.zero, self._groups[ranks])
 
     def _new_groups(self, groups: tuple[tuple[int, ...], ...]) -> list[dist.ProcessGroup | None]:
-        fresh = tuple(ranks for ranks in groups if ranks not in self._groups)
+        fresh = tuple(ranks for ranks in dict.fromkeys(groups) if ranks not in self._groups)
         made = dict(zip(fresh, groups_of(fresh), strict=True)) if fresh else {}
         return [made.get(ranks, self._groups.get(ranks)) for ranks in groups]
 
@@ -288,6 +291,7 @@ class Trainer:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters on this rank, under the model's own names; of a server the pieces that it has. Where replicas
         share out their states, those that others have stepped are here after `gather`."""
+        self.settle()
         if self.is_server:
             assert self.part.shard is not None
             return self.part.shard.parameters
@@ -305,6 +309,21 @@ class Trainer:
         return self._optimizer_groups
 
     # -- training ---------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Finish what the last step left to the next (`crossing.py`), before anybody looks at weights; all ranks do."""
+        if self._part is not None:
+            settle(self._part, self.recorder)
+
+    def replay(self, agendas: Sequence[Agenda]) -> None:
+        """In the next steps exchange gradients as these `agendas` say, instead of deciding; all ranks call this."""
+        replay(self.part, agendas)
+
+    @property
+    def agendas(self) -> tuple[Agenda, ...]:
+        """What was exchanged when in each recorded step, where that was decided while running."""
+        self.settle()
+        return self.part.exchange.agendas if self.part.exchange is not None else ()
 
     def step(self, batch: Any, whole: int | None = None) -> StepResult:
         """One optimizer step.
@@ -351,6 +370,7 @@ class Trainer:
 
         Replica 0 does it, with its running statistics.
         """
+        self.settle()
         # All replicas, so that process groups are made by all: the first time that one is needed, it is here.
         runner = next(iter(self._runners.values()), None) or self._runner(self.workload.batch)
         self.gather()
@@ -372,6 +392,8 @@ class Trainer:
 
     def close(self) -> None:
         """Leave the process groups that this trainer made; of servers and their workers, each other."""
+        if self._part is not None:
+            close(self._part, self.recorder)
         for sums in self._sums.values():
             sums.close()
         if self.server is not None:
@@ -392,6 +414,7 @@ class Trainer:
             raise RunError("recording the first step", why, "recording from the second step on")
         if on:
             self._recorded_from = self.steps_done
+        keep_agendas(self.part, self.recorder, on)
         self.recorder.switch(on)
 
     def events(self, batch: int) -> list[Event]:
@@ -400,13 +423,9 @@ class Trainer:
             first = self._recorded_from
             self.recorder.rows = [row for row in self.server.rows if row[0] >= first]
             self.recorder.arrived = [row for row in self.server.arrivals if row[0] >= first]
+        self.settle()
         first = min((row[0] for row in self.recorder.rows), default=0)
         return self.recorder.events(self.program(batch), self.rank, first)
-
-
-def _copies(tie: Tie, held: dict[int, Held]) -> list[list[nn.Parameter]]:
-    """The weights of a tie in every stage of this rank that holds them."""
-    return [[one.parameters[name] for name in tie.names] for one in held.values() if one.number in tie.stages]
 
 
 def build(

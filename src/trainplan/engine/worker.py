@@ -244,6 +244,7 @@ def gradients_kept(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
     kept: list[dict[str, torch.Tensor]] = []
     if trainer.part.shard is not None:
         trainer.part.shard.kept = kept
+    crosses = trainer.part.layout.crosses
     for place, held in enumerate(trainer.part.held.values()):
         shards = held.shards
         whole = {n: p for n, p in held.parameters.items() if shards is None or n not in shards.names}
@@ -251,9 +252,11 @@ def gradients_kept(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
         def before(
             *_: Any, place: int = place, parameters: dict[str, torch.nn.Parameter] = whole, shards: Any = shards
         ) -> None:
-            if not place:  # the stages of a rank step one after the other
+            found = {n: p.grad.detach().cpu().clone() for n, p in parameters.items() if p.grad is not None}
+            # The stages of a rank step one after the other, and where steps cross, blocks do.
+            if not place and not (crosses and kept and kept[-1].keys().isdisjoint(found)):
                 kept.append({})
-            kept[-1] |= {n: p.grad.detach().cpu().clone() for n, p in parameters.items() if p.grad is not None}
+            kept[-1] |= found
             if shards is not None:
                 kept[-1] |= {name: gradient.cpu() for name, gradient in shards.whole_gradients().items()}
 

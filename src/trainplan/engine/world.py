@@ -85,10 +85,12 @@ def host_group() -> Iterator[dist.ProcessGroup | None]:
         dist.destroy_process_group(group)
 
 
-def groups_of(groups: tuple[tuple[int, ...], ...], timeout: timedelta = TIMEOUT) -> list[dist.ProcessGroup | None]:
+def groups_of(
+    groups: tuple[tuple[int, ...], ...], timeout: timedelta = TIMEOUT, backend: str | None = None
+) -> list[dist.ProcessGroup | None]:
     """A process group for each group of ranks of a program; every rank must ask for the same, in the same order."""
     found: list[dist.ProcessGroup | None] = []
     for ranks in groups:
-        group = dist.new_group(list(ranks), timeout=timeout)
+        group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
         found.append(group if isinstance(group, dist.ProcessGroup) else None)
     return found

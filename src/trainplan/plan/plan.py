@@ -31,6 +31,10 @@ WORDS: dict[str, tuple[str, ...]] = {
         "ps-asp",
         "ssp",
         "dssp",
+        "horovod",
+        "p3",
+        "bytescheduler",
+        "pace",
     ),
     "schedule": (
         "naive",
@@ -54,6 +58,13 @@ WORDS: dict[str, tuple[str, ...]] = {
     "overlap": ("on", "off"),
 }
 
+# Exchanges whose order is decided while running, and the numbers that each of them has.
+EXCHANGE_FIELDS: dict[str, tuple[str, ...]] = {
+    "horovod": ("threshold", "cycle"),
+    "p3": ("slice",),
+    "bytescheduler": ("slice", "credit"),
+    "pace": ("slice", "fused"),
+}
 
 # The solvers that a request may name for its cuts (`solve/partition/partitioners.py`); a plan has the cuts.
 PARTITIONS = (
@@ -109,6 +120,11 @@ class Request:
     servers: int | None = None  # parameter servers, ranks of their own behind those of the workers
     bound: tuple[int, ...] | None = None  # steps that a worker may be ahead: of ssp one number, of dssp two
     split: int | None = None  # elements from which on a parameter is split over all servers (see `keys.py`)
+    threshold: int | None = None  # bytes of gradients that are fused at most (Horovod)
+    cycle: float | None = None  # seconds between two looks at what is ready (Horovod)
+    slice: int | None = None  # bytes of a gradient that go at once (P3, ByteScheduler, PACE)
+    credit: int | None = None  # bytes that may be on their way before the next slice goes (ByteScheduler)
+    fused: tuple[int, ...] | None = None  # gradients of each fused tensor, in the order of their arrival (PACE)
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,12 @@ class Plan:
     servers: int = 0
     bound: tuple[int, ...] = ()
     split: int = SPLIT
+    # Of exchanges that are decided while running; 0 or none where an exchange does not ask (see `EXCHANGE_FIELDS`).
+    threshold: int = 0
+    cycle: float = 0.0
+    slice: int = 0
+    credit: int = 0
+    fused: tuple[int, ...] = ()
 
     @property
     def sharers(self) -> int:
@@ -239,6 +261,11 @@ def plan(
     servers: int = 0,
     bound: tuple[int, ...] = (),
     split: int = SPLIT,
+    threshold: int = 0,
+    cycle: float = 0.0,
+    slice: int = 0,
+    credit: int = 0,
+    fused: tuple[int, ...] = (),
 ) -> Plan:
     """A plan with the usual choices where none is given.
 
@@ -251,7 +278,8 @@ def plan(
         dp, pp, micro, schedule, tuple(stages), recompute, exchange, bucket, updates, precision, overlap, blocks,
         placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order)), key, chunks, pairs, tuple(spread),
         tuple(order), slices=tuple(slices), zero=zero, shard=0 if shard == dp else shard,
-        node=node, servers=servers, bound=tuple(bound), split=split,
+        node=node, servers=servers, bound=tuple(bound), split=split, threshold=threshold, cycle=cycle, slice=slice,
+        credit=credit, fused=tuple(fused),
     )  # fmt: skip
 
 
@@ -273,18 +301,7 @@ def usual_placement(plan: Plan) -> Placement:
 
 def open_fields(request: Request) -> tuple[str, ...]:
     """The choices that a request leaves open."""
-    given = (
-        "memory",
-        "spread",
-        "placement",
-        "order",
-        "partition",
-        "zero",
-        "shard",
-        "node",
-        "servers",
-        "bound",
-        "split",
-    )
+    given = {"memory", "spread", "placement", "order", "partition", "zero", "shard", "node"}
+    given |= {"servers", "bound", "split", *itertools.chain(*EXCHANGE_FIELDS.values())}
     choices = [f.name for f in fields(request) if f.name not in given]
     return tuple(name for name in choices if getattr(request, name) is None)

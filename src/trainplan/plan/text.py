@@ -33,20 +33,21 @@ from trainplan.plan.keys import SPLIT
 from trainplan.plan.order import GIVEN, from_file, known, read
 from trainplan.plan.placement import placement as table
 from trainplan.plan.placement import renamed
-from trainplan.plan.plan import PARTITIONS, WORDS, Plan, Request, usual_lines, usual_placement
-from trainplan.units import GIB, KIB, MIB, parse_bytes, some
+from trainplan.plan.plan import EXCHANGE_FIELDS, PARTITIONS, WORDS, Plan, Request, usual_lines, usual_placement
+from trainplan.units import GIB, KIB, MIB, parse_bytes, parse_seconds, some
 
-_SIZES = ("bucket", "memory")
+_SIZES = ("bucket", "memory", "threshold", "slice", "credit")
 _ORDER = (
     "dp", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement", "recompute",
-    "exchange", "node", "zero", "shard", "bucket", "updates", "precision", "overlap", "memory", "servers", "bound",
-    "split",
+    "exchange", "node", "threshold", "cycle", "slice", "credit", "fused", "zero", "shard", "bucket", "updates",
+    "precision", "overlap", "memory", "servers", "bound", "split",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {
     "dp": 1, "pp": 1, "chunks": 1, "pairs": 1, "micro": 1, "schedule": "naive", "slices": (), "stages": (),
     "recompute": "none", "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on",
-    "memory": None, "zero": 0, "shard": 0, "node": 0, "servers": 0, "bound": (), "split": SPLIT,
+    "memory": None, "zero": 0, "shard": 0, "node": 0, "servers": 0, "bound": (), "split": SPLIT, "threshold": 0,
+    "cycle": 0.0, "slice": 0, "credit": 0, "fused": (),
 }  # fmt: skip
 
 
@@ -123,6 +124,14 @@ def _value(field: str, value: str, line: str) -> Any:
             return parse_bytes(value)
         except InputError as error:
             raise PlanError(asked, error.why, f"{field}=25MiB") from None
+    if field == "cycle":
+        try:
+            return parse_seconds(value)
+        except InputError as error:
+            raise PlanError(asked, error.why, "cycle=5ms") from None
+    if field == "fused":
+        why = "the number of gradients of every fused tensor was expected"
+        return _numbers(value, asked, why, "fused=3,1,2")
     if field == "stages":  # one stage has no cuts
         return _numbers(value, asked, "the first block of every stage but the first was expected", "stages=2,5")
     if field == "bound":
@@ -178,6 +187,15 @@ def _size(value: int) -> str:
     return f"{value}B"
 
 
+def _seconds(value: float) -> str:
+    """
+    >>> _seconds(0.005), _seconds(1 / 3)
+    ('5ms', '0.3333333333333333s')
+    """
+    short = f"{value * 1e3:g}ms"
+    return short if parse_seconds(short) == value else f"{value!r}s"
+
+
 def text(choices: Request | Plan) -> str:
     """The shortest line that says the same.
 
@@ -194,8 +212,10 @@ def text(choices: Request | Plan) -> str:
         usual = dict(_USUAL)
         if choices.pp > 1:  # a pipeline says its order of work and its micro-batches: they are searched for otherwise
             del usual["schedule"], usual["micro"]
-        if not choices.replicated:  # without replicas there is nothing to put into buckets
+        if not choices.replicated or choices.exchange in EXCHANGE_FIELDS:  # there is nothing to put into buckets
             usual["bucket"] = choices.bucket
+        for field in EXCHANGE_FIELDS.get(choices.exchange, ()):  # and of such an exchange all its numbers are said
+            usual.pop(field)
         return _words(choices, usual) or "single"
     usual = {field: getattr(parse(choices.key), field) for field in _ORDER} if choices.key else {}
     return f"{choices.key} {_words(choices, usual)}".strip()
@@ -231,6 +251,8 @@ def _words(choices: Request | Plan, usual: dict[str, object]) -> str:
             continue
         if field in _SIZES:
             value = _size(int(value))
+        elif field == "cycle":
+            value = _seconds(float(value))
         elif isinstance(value, tuple):
             value = ",".join(map(str, value))
         words.append(f"{field}={value}")
@@ -239,7 +261,7 @@ def _words(choices: Request | Plan, usual: dict[str, object]) -> str:
 
 def title(choices: Request | Plan) -> str:
     """What a table shows: a plan without its cuts and buckets."""
-    drop = ("stages=", "bucket=")
+    drop = ("stages=", "bucket=", "fused=")
     words = [word for word in brief(choices).split() if not word.startswith(drop)]
     return " ".join(words) or "single"
 

@@ -41,6 +41,8 @@ def plan_kind(plan: Plan | Request) -> str:
     ('1f1b with replicated stages', 'gpipe with recompute')
     >>> plan_kind(parse("dp=4 zero=2"))
     'dp with zero=2'
+    >>> plan_kind(parse("p3 dp=4"))
+    'dp with exchange=p3'
     """
     replicas = (plan.dp or 1) > 1
     if (plan.pp or 1) == 1:

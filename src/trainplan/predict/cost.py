@@ -44,7 +44,8 @@ Rule = Callable[[CostClass, Setting], tuple[float, float]]
 def _forward(c: CostClass, s: Setting) -> tuple[float, float]:
     run = s.profile.total("forward_s", c.first, c.last, c.samples)
     issue = s.profile.total("forward_issue_s", c.first, c.last, c.samples)
-    return run * s.slower(c.rank), issue + s.cluster.dispatch_s
+    start = s.cluster.dispatch_s if c.since == 0 else 0.0  # as of a backward pass
+    return run * s.slower(c.rank), issue + start
 
 
 def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -96,7 +97,18 @@ def _receive(c: CostClass, s: Setting) -> tuple[float, float]:
 
 
 def _sum(c: CostClass, s: Setting) -> tuple[float, float]:
-    return exchanges.summed(s.cluster, c).seconds, _start(c, s)
+    seconds = exchanges.summed(s.cluster, c).seconds
+    if not c.background:
+        return seconds, _start(c, s)
+    seconds += _start(c, s)  # which its thread does
+    if c.tensors > 1:  # put side by side, and apart again
+        whole = sum(p.bytes for p in s.profile.parameters if p.trainable)
+        seconds += 2 * EMPTYING * _accumulation(c, s) * c.bytes / max(whole, 1) * s.slower(c.rank)
+    return seconds, 0.0
+
+
+def _tick(c: CostClass, s: Setting) -> tuple[float, float]:
+    return c.seconds, 0.0
 
 
 def _gather(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -148,6 +160,8 @@ RULES: dict[Kind, Rule] = {
     Kind.SCATTER_GRAD: _scatter,
     Kind.GATHER_F: _gather,
     Kind.GATHER_B: _gather,
+    Kind.TICK: _tick,
+    Kind.NEGOTIATE: _sum,
 }
 
 

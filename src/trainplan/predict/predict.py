@@ -10,6 +10,7 @@ import numpy as np
 from trainplan import files
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
+from trainplan.plan import rules
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 from trainplan.plan.served import ASYNCHRONOUS, SERVED
@@ -18,6 +19,7 @@ from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
 from trainplan.predict.contention import alike, contention
 from trainplan.predict.cost import Setting, costs
+from trainplan.predict.decided import expected_agenda
 from trainplan.predict.flows import Flows
 from trainplan.predict.memory import Peak, peaks
 from trainplan.predict.speeds import speeds
@@ -95,11 +97,17 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
         why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
         raise PlanError(f"plan {plan_text.brief(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
     fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster, profile) and alike(plan, cluster, batch)
+    alone = Setting(profile, cluster, pace)
     program = lower(plan, profile, batch, cluster.backend, steps=_steps(plan), fold=fold)
-    wiring = wire(program)
+    wiring, flows = wire(program), flows_of(program, plan, cluster)
     check(program, wiring)
-    flows = flows_of(program, plan, cluster)
-    setting = _beside_others(plan, program, Setting(profile, cluster, pace), wiring, flows)
+    setting = _beside_others(plan, program, alone, wiring, flows)
+    if plan.exchange in rules.DECIDED:  # then what is exchanged when follows from when it is ready
+        agendas = expected_agenda(plan, profile, cluster, batch, setting, fold) * 2
+        program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold, agendas=agendas)
+        wiring, flows = wire(program), flows_of(program, plan, cluster)
+        check(program, wiring)
+        setting = _beside_others(plan, program, alone, wiring, flows)
     run, issue = costs(program, setting)
     played = play(program, run, issue, cluster.slowdown, wiring, flows)
     step_s = step_seconds(played)
@@ -158,6 +166,10 @@ def step_seconds(played: Played) -> float:
     if program.bound is not None:
         return _by_push(played)
     ends = [float(played.end[program.step == step].max()) for step in range(program.steps)]
+    begins = played.start[(program.step == program.steps - 1) & (program.kind == Kind.F)]
+    if len(begins) and begins.min() < ends[-2]:  # steps overlap, and nothing comes after the last: so by their passes
+        passes = (program.kind == Kind.F) | (program.kind == Kind.B)
+        ends = [float(played.end[passes & (program.step == step)].max()) for step in range(program.steps)]
     return ends[-1] - ends[-2]
 
 

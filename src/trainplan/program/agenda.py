@@ -47,13 +47,18 @@ class Rule:
         return self.threshold is not None
 
     @property
+    def several(self) -> bool:
+        """Whether several may be on their way at once. Otherwise a rank that comes to a round has none on its way."""
+        return not self.fuses and self.credit > 1
+
+    @property
     def bits_bytes(self) -> int:
         """Bytes of the sum of bits of a round: whole words of 64 bits, for what is ready and what has arrived.
 
         >>> Rule((4,) * 61, threshold=0).bits_bytes, Rule((4,) * 62, threshold=0).bits_bytes
         (8, 16)
         """
-        told = len(self.sizes) * (1 if self.fuses else 2)
+        told = len(self.sizes) * (2 if self.several else 1)
         return -(-(STATUS_BITS + told) // 64) * 8
 
 
@@ -119,9 +124,8 @@ def landed_first(rule: Rule, agenda: Agenda) -> list[int]:
     gone: list[int] = []  # bytes of every buffer that has gone
     found: list[int] = []
     for buffers in agenda:
-        flying, landed = sum(gone), 0
-        limit = rule.credit if not rule.fuses else 1
-        while landed < len(gone) and (flying >= limit if buffers else False):
+        flying, landed = sum(gone), len(gone) if rule.fuses else 0  # who sums in turn waits for everything
+        while landed < len(gone) and buffers and flying >= rule.credit:
             flying -= gone[landed]
             landed += 1
         found.append(max(landed, found[-1] if found else 0))

@@ -35,6 +35,8 @@ class Kind(IntEnum):
     SCATTER_GRAD = 19  # sum of a unit's gradients over replicas that share it out: each gets its share of the sum
     GATHER_F = 20  # weights of a unit from all who have a share of them, for forward
     GATHER_B = 21  # the same once more, for backward
+    TICK = 22  # a cycle passes before ranks look again at what is ready
+    NEGOTIATE = 23  # the ranks tell each other what is ready
 
 
 class Lane(IntEnum):
@@ -99,6 +101,8 @@ SPECS: dict[Kind, Spec] = {
     Kind.SCATTER_GRAD: Spec(Lane.GROUP, "scatter gradients", collective=True),
     Kind.GATHER_F: Spec(Lane.GROUP, "gather weights", collective=True),
     Kind.GATHER_B: Spec(Lane.GROUP, "gather weights again", collective=True),
+    Kind.TICK: Spec(Lane.HOST, "cycle"),
+    Kind.NEGOTIATE: Spec(Lane.GROUP, "negotiation", collective=True),
 }
 SENDS = tuple(kind for kind in Kind if kind.name.startswith("SEND"))
 RECEIVES = tuple(kind for kind in Kind if kind.name.startswith("RECV"))

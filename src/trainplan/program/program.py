@@ -87,12 +87,14 @@ class CostClass(NamedTuple):
     # Of a backward pass, how many times it goes over the gradients: to add to those that are there already, and to put
     # them into buckets. Of a step, 1: it empties buckets.
     accumulate: int = 0
-    tensors: int = 1  # of a message: how many tensors it carries
+    tensors: int = 1  # of a message: how many tensors it carries; of a sum: how many gradients are put together for it
     # Of a collective: who sums, a backend or an algorithm of `program/exchanges`; bytes of an element; ranks of a node.
     by: str = ""
     element: int = 4
     node: int = 0
     summed: int = 0  # of a step: how many workers' gradients are added to those of the first
+    seconds: float = 0.0  # that were asked for: of a cycle
+    background: bool = False  # of a sum: a thread of its own takes care of it, and not the host
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
     0B3.2          third piece (unit 2) of the backward          1F0/2        slice 2 of the micro-batch
     1F0^1          in pipeline 1                                 1F0@2        in step 2
     1F0#1          of job 1                                      0BARRIER.3   fourth barrier of a step
+    0NEGOTIATE.2   third round of a step's exchange              0TICK.2      the cycle before it
 
 Whatever is zero is left out, except the micro-batch of an operation that has one.
 
@@ -29,7 +30,9 @@ _PATTERN = re.compile(
     r"(?:\^(?P<pipeline>\d+))?(?:@(?P<step>\d+))?(?:#(?P<job>\d+))?"
 )
 # Kinds that are about the whole batch: no micro-batch in their name.
-WITHOUT_MICRO_BATCH = (Kind.REDUCE_GRAD, Kind.COUNT, Kind.LOSS, Kind.NORM, Kind.STEP, Kind.BARRIER)
+WITHOUT_MICRO_BATCH = (
+    Kind.REDUCE_GRAD, Kind.COUNT, Kind.LOSS, Kind.NORM, Kind.STEP, Kind.BARRIER, Kind.TICK, Kind.NEGOTIATE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ On each rank every moment of a step belongs to one operation: to the computation
 that goes on (the one that is over first: it is what everything waits for); else, where nothing goes on, to the
 operation that comes next, because that is what was waited for. Waiting for a message thus belongs to its receive, and
 waiting for the other members of a collective to that collective. What is left at the end of a step, while other ranks
-still work, is `wait`.
+still work, is `wait`. Where steps overlap, a step is what happens from the end of one's passes to that of the next.
 
 So the seconds of all operations of a rank add up to its step, and differences between a predicted and a measured
 timeline add up to the difference of their steps.
@@ -50,10 +50,34 @@ def steps(timeline: Timeline) -> list[Step]:
         key = parse(event.name)
         by_step[key.step].append(replace(event, name=name(replace(key, step=0))))
     found = []
+    for number, events, begin, end in _overlapping(by_step):
+        shares = [share for rank in range(timeline.world) for share in _shared(events, rank, begin, end)]
+        found.append(Step(number, end - begin, tuple(shares)))
+    if found:
+        return found
     for number, events in sorted(by_step.items()):
         begin, end = min(e.start for e in events), max(e.end for e in events)
         shares = [share for rank in range(timeline.world) for share in _shared(events, rank, begin, end)]
         found.append(Step(number, end - begin, tuple(shares)))
+    return found
+
+
+def _overlapping(by_step: dict[int, list[Event]]) -> list[tuple[int, list[Event], float, float]]:
+    """Where steps overlap (the optimizer runs during the next forward pass), what happens from the end of one step's
+    passes to the end of the next one's: (step, events, begin, end) for every two of them. None where they do not."""
+    passes = {number: [e for e in events if e.kind in ("F", "B")] for number, events in by_step.items()}
+    numbers = sorted(number for number, own in passes.items() if own)
+    pairs = list(itertools.pairwise(numbers))
+    updates = {n: [e.start for e in by_step[n] if e.kind == "STEP"] for n in numbers}
+    if not any(updates[a] and max(updates[a]) > min(e.start for e in passes[b]) for a, b in pairs):
+        return []
+    every = [event for events in by_step.values() for event in events]
+    found = []
+    for before, number in pairs:
+        begin, end = (max(e.end for e in passes[n]) for n in (before, number))
+        inside = [e for e in every if e.start < end and e.end > begin]
+        cut = [replace(e, start=max(e.start, begin), end=min(e.end, end)) for e in inside]
+        found.append((number, cut, begin, end))
     return found
 
 

@@ -8,6 +8,7 @@
                                                         else one cut moved by one block as long as that is faster
     bucket   gradients that travel together             by simulating a few sizes (exchange.py)
     exchange how they are summed over replicas          by the backend; a search also simulates others (exchange.py)
+    …        its numbers, where it is decided in a run  by simulating a few (decided.py)
 
 What the simulator decides here is what it predicts afterwards, so a plan is never chosen by another model than the one
 that it is judged by.
@@ -31,6 +32,7 @@ from trainplan.predict.predict import Prediction, predict
 from trainplan.predict.speeds import speeds
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
+from trainplan.solve.decided import begun, tuned
 from trainplan.solve.exchange import FASTER, bucket_sizes, check_bucket, on_nodes, other_exchanges, whole_bucket
 from trainplan.solve.least import Least
 from trainplan.solve.limits import limited, usable
@@ -64,6 +66,7 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
     a_node = len(cluster.nodes[0].devices)
     sketch = shape(request, len(profile.blocks), cluster.world, batch, a_node)
     sketch = on_nodes(sketch, request.node, cluster)
+    sketch = begun(sketch, request, profile, cluster, batch)
     left = open_fields(request)
     if request.partition is not None:
         return _by_name(request, sketch, cluster, batch, tables)
@@ -77,7 +80,8 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
             break
         found = best([found, draft(replace(sketch, micro=micro), cluster, batch, tables, count)])
     # Who asks for replicas and not for an exchange gets the backend's.
-    return refine(found, [field for field in left if field != "exchange"], cluster, batch, tables)
+    found = refine(found, [field for field in left if field != "exchange"], cluster, batch, tables)
+    return tuned(found, request, profile, lambda trial: _predict(trial, cluster, batch, tables), best)
 
 
 def _by_name(request: Request, sketch: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
@@ -131,7 +135,8 @@ def refine(
     if "stages" in left and found.plan.pp > 1:
         found = _recut(found, cluster, batch, tables, gain)
     # Buckets hide communication; where there is next to nothing to hide, others are no better.
-    if "bucket" in left and found.plan.replicated and found.exposed_comm_s > gain * found.step_s:
+    buckets = "bucket" in left and found.plan.replicated and found.plan.exchange not in rules.DECIDED
+    if buckets and found.exposed_comm_s > gain * found.step_s:
         sizes = [size for size in bucket_sizes(found.plan, tables.profile) if size != found.plan.bucket]
         trials = [_predict(replace(found.plan, bucket=size), cluster, batch, tables) for size in sizes]
         found = best([found, *trials])

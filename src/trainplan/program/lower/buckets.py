@@ -6,6 +6,7 @@ a bucket is closed once it has *reached* the limit, so it may exceed it by part 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,9 +43,16 @@ def fill(sizes: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def stage_buckets(
-    profile: Profile, parameters: Sequence[Parameter], first: int, last: int, limit: int, samples: float
+    profile: Profile,
+    parameters: Sequence[Parameter],
+    first: int,
+    last: int,
+    limit: int,
+    samples: float,
+    counts: Sequence[int] = (),
 ) -> list[Bucket]:
-    """The buckets of a stage, in the order in which they become ready; tied weights of other stages are not in them."""
+    """The buckets of a stage, in the order in which they become ready; tied weights of other stages are not in them.
+    `counts`: how many gradients are in each, whatever the limit."""
     whole = profile.total("backward_s", first, last, samples)
 
     def block_of(parameter: Parameter) -> int:
@@ -60,7 +68,9 @@ def stage_buckets(
     inside = [p for p in parameters if p.trainable and all(first <= b < last for b in p.blocks)]
     found = []
     latest = 0.0
-    for numbers in fill([p.bytes for p in inside], limit):
+    ends = list(itertools.accumulate(counts))
+    ways = [list(range(end - count, end)) for end, count in zip(ends, counts, strict=True)]
+    for numbers in ways or fill([p.bytes for p in inside], limit):
         members = [inside[n] for n in numbers]
         latest = max(latest, *(ready(p) for p in members))
         names, size = tuple(p.name for p in members), sum(p.bytes for p in members)

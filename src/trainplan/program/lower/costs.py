@@ -34,6 +34,7 @@ def cost_classes(
     columns = [table.kind, table.stage, table.unit, table.peer, table.replica, table.line]
     cut = backward | ((table.kind == Kind.F) & (layout.plan.zero > 0))
     columns += [np.where(backward, table.adds, 0), np.where(cut, table.last, 0), np.where(backward, table.again, 0)]
+    columns += [table.size, table.cut]
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     whole = _IS_WHOLE[table.kind].tolist()
     spots = np.flatnonzero(example >= 0)
@@ -53,7 +54,7 @@ def cost_classes(
 
 def _class(
     layout: Layout, samples: Amount, members: tuple[int, ...], number: int, stage: int, unit: int, peer: int,
-    replica: int, line: int, adds: int, last_pass: int, again: int,
+    replica: int, line: int, adds: int, last_pass: int, again: int, together: int, cut: int,
 ) -> CostClass:  # fmt: skip
     plan, profile, kind = layout.plan, layout.profile, _KINDS[number]
     if layout.service is not None and kind in _SERVED:
@@ -68,6 +69,17 @@ def _class(
         numbers = edge.crossings if forward else edge.gradients
         size = message_bytes(profile, numbers, samples)
         return CostClass(kind, rank, layout.rank(replica, peer, line), first, last, samples, size, tensors=len(numbers))
+    if kind is Kind.REDUCE_GRAD and layout.decides:
+        apart = 1 if together == layout.parts[unit].bytes else 2
+        return CostClass(
+            kind, rank, -1, first, last, 0, together, members, tensors=apart, by=layout.sums_by,
+            element=layout.buckets[0][layout.parts[unit].bucket].element, background=True,
+        )  # fmt: skip
+    if kind is Kind.NEGOTIATE:
+        size = layout.rule.bits_bytes  # which are on hosts: gloo's
+        return CostClass(kind, rank, -1, first, last, 0, size, members, by="gloo", element=8, background=True)
+    if kind is Kind.TICK:
+        return CostClass(kind, rank, seconds=plan.cycle)
     if kind is Kind.REDUCE_GRAD:
         tie = unit - layout.first_tie
         if tie >= 0:  # of the same weights on several stages, which only the backend sums
@@ -89,6 +101,11 @@ def _class(
         return CostClass(kind, rank, members=members)
     if kind is Kind.R or again:
         return CostClass(kind, rank, -1, unit, unit + 1, samples, accumulate=adds)
+    if kind is Kind.F and cut:
+        share = unit / plan.blocks, (unit + 1) / plan.blocks
+        return CostClass(kind, rank, -1, unit, unit + 1, samples, since=share[0], until=share[1])
+    if kind is Kind.STEP and layout.crosses:
+        return CostClass(kind, rank, -1, unit, unit + 1, accumulate=1)
     if kind is Kind.STEP:
         emptied = int(layout.copies[stage] > 1 and not layout.observed and layout.plan.zero < 2)
         return CostClass(kind, rank, -1, first, last, accumulate=emptied, until=layout.shared_share(stage))

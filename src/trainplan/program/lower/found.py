@@ -114,9 +114,11 @@ class Found:
     def forward(self, stages: Sequence[int], final: bool = True) -> Ints:
         """The final or the first operation of the forward pass of every place: it may be cut into pieces."""
         whole = self.ops(Kind.F, stages)
-        if not (final and self.layout.plan.zero):
+        if not (final and (self.layout.plan.zero or self.layout.crosses)):
             return whole
-        cut = self.ops(Kind.F, stages, units=[max(0, len(self.layout.pieces[stage]) - 1) for stage in stages])
+        last = self.layout.plan.blocks - 1
+        units = [last if self.layout.crosses else max(0, len(self.layout.pieces[stage]) - 1) for stage in stages]
+        cut = self.ops(Kind.F, stages, units=units)
         return np.where(cut >= 0, cut, whole)
 
     def gathering(self, stages: Sequence[int]) -> Ints:
@@ -200,10 +202,10 @@ class Found:
         mine = np.array([self._seen[h.lines] for h in holdings])
         return np.where(mine[:, None, :] & (table >= 0), table, empty)
 
-    def once(self, kind: Kind, holdings: Sequence[Holding]) -> Ints:
+    def once(self, kind: Kind, holdings: Sequence[Holding], unit: int = 0) -> Ints:
         """Of operations that every copy does once a step."""
         none = np.full(self.steps, -1, dtype=np.int64)
-        found = [self._once.get((int(kind), h.stage, 0, h.rank), none) for h in holdings]
+        found = [self._once.get((int(kind), h.stage, unit, h.rank), none) for h in holdings]
         return np.array(found, dtype=np.int64).reshape(len(holdings), self.steps)
 
     def numbered(self, kind: Kind, stage: int, unit: int, rank: int) -> Ints:

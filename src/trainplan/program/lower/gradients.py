@@ -43,7 +43,7 @@ def gradients(ledger: Ledger, found: Found) -> None:
         ledger.add(Value.TOKEN, 0, home, norm, step, (step,))
     # Bucket k: the piece of backward that completes it → its exchange → the norm or the step.
     filled = [(number, unit) for number, h in enumerate(holdings) for unit in range(len(layout.buckets[h.stage]))]
-    if filled:
+    if filled and not layout.decides:  # else see `decided.py`
         of, units = [number for number, _ in filled], [unit for _, unit in filled]
         stages = [stage[number] for number in of]
         piece = found.own(completing(found, stages, units), [holdings[number] for number in of]).max(axis=2)
@@ -126,6 +126,12 @@ def updates(ledger: Ledger, found: Found) -> None:
     layout, profile = found.layout, found.layout.profile
     holdings = layout.holdings
     stage, home = [h.stage for h in holdings], _home(found, holdings)
+    if layout.crosses:
+        for block in layout.stepping:
+            step = found.once(Kind.STEP, holdings, block)
+            size = np.full(step.shape, update_workspace(profile, block, block + 1), dtype=np.int64)
+            ledger.add_some(Value.WORKSPACE, size, home, step, step)
+        return
     step = found.once(Kind.STEP, holdings)
     update = [
         round(update_workspace(profile, *bound) * layout.shared_share(stage))

@@ -10,12 +10,15 @@ import numpy as np
 
 from trainplan.plan.exchanges import BY_BACKEND
 from trainplan.plan.plan import Plan
-from trainplan.plan.rules import micro_batches, splits_backward
+from trainplan.plan.rules import BY_PRIORITY, DECIDED, micro_batches, splits_backward
 from trainplan.plan.served import ASYNCHRONOUS, AT_ROOT, SERVED
 from trainplan.profile.profile import Amount, Parameter, Portion, Profile
+from trainplan.program.agenda import Agenda, Rule, in_turn
+from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
+from trainplan.program.lower.parts import Part, parts_of, rule_of
 from trainplan.program.lower.service import Service, arranged, service
 from trainplan.program.lower.units import Piece, Unit, pieces, units
 from trainplan.program.ops import Kind
@@ -46,6 +49,8 @@ class Layout:
     batch: int
     backend: Backend
     replicas: tuple[int, ...]
+    # Of every step, where the exchange is decided while running; none: each part in turn.
+    agendas: tuple[Agenda, ...] = ()
 
     @cached_property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
@@ -147,9 +152,10 @@ class Layout:
         samples = max(self.sizes[0])
         if self.plan.zero:  # gradients are exchanged by units
             return [[] for _ in self.stages]
+        limit = 1 if self.decides else self.plan.bucket  # then every gradient is for itself, or those that are fused
         found = [
-            stage_buckets(self.profile, parameters, *bound, self.plan.bucket, samples) if self.bucketed(stage) else []
-            for stage, (parameters, bound) in enumerate(zip(self.parameters, self.plan.bounds, strict=True))
+            stage_buckets(self.profile, own, *bound, limit, samples, self.plan.fused) if self.bucketed(stage) else []
+            for stage, (own, bound) in enumerate(zip(self.parameters, self.plan.bounds, strict=True))
         ]
         return [arranged(self.plan, self.parameters[0], found[0])] if self.plan.servers > 1 else found
 
@@ -177,9 +183,44 @@ class Layout:
         """Whether a rank that holds a stage has an optimizer that runs."""
         return self.service is None or (self.service.at_root and rank == self.service.rank(0))
 
+    @property
+    def decides(self) -> bool:
+        """Whether the order of the exchange is decided while running."""
+        return self.plan.exchange in DECIDED
+
+    @property
+    def crosses(self) -> bool:
+        """Whether gradients are still summed while the next step begins: a block takes its step when it is needed."""
+        return self.plan.exchange in BY_PRIORITY
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Of the gradients, where that is so."""
+        return parts_of(self.plan, self.buckets[0])
+
+    @cached_property
+    def rule(self) -> Rule:
+        """What decides which of them go when."""
+        return rule_of(self.plan, self.buckets[0], self.parts)
+
+    def agenda(self, step: int) -> Agenda:
+        """What goes when in a step."""
+        return self.agendas[step] if self.agendas else in_turn(self.rule)
+
+    @cached_property
+    def stepping(self) -> dict[int, tuple[str, ...]]:
+        """Where each block takes its step alone: block → its weights, each with the first block that uses it."""
+        found: dict[int, list[str]] = {}
+        for parameter in self.parameters[0]:
+            if parameter.trainable:
+                found.setdefault(min(parameter.blocks), []).append(parameter.name)
+        return {block: tuple(found[block]) for block in sorted(found)}
+
     @cached_property
     def first_tie(self) -> int:
         """Unit of the exchange of the first tie: beyond the buckets of every stage, so that all holders agree on it."""
+        if self.decides:
+            return len(self.parts)
         return max(0, *map(len, self.buckets), *map(len, self.units))
 
     # -- what replicas share out ------------------------------------------------------------------------------------
@@ -306,7 +347,7 @@ class Layout:
     @property
     def sums_by(self) -> str:
         """Who sums gradients over replicas: the backend, or an algorithm of `program/exchanges`."""
-        return self.backend.sums_by if self.plan.exchange == BY_BACKEND else self.plan.exchange
+        return self.plan.exchange if self.plan.exchange in BY_ROUNDS else self.backend.sums_by
 
     @property
     def gathers(self) -> bool:

@@ -8,6 +8,7 @@ DDP, pipelines by our own engine, and a CPU host waits for its own arithmetic wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from trainplan.plan import rules
 from trainplan.plan.plan import Plan
 from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
+from trainplan.program.agenda import Agenda
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.backend import backend as find_backend
 from trainplan.program.lower.costs import cost_classes
@@ -34,15 +36,22 @@ _AWAITED = are((*RECEIVES, Kind.COUNT, Kind.NORM))  # by their hosts, where rece
 
 
 def lower(
-    plan: Plan, profile: Profile, batch: int, backend: str = "gloo", steps: int = 1, fold: bool = False
+    plan: Plan,
+    profile: Profile,
+    batch: int,
+    backend: str = "gloo",
+    steps: int = 1,
+    fold: bool = False,
+    agendas: Sequence[Agenda] = (),
 ) -> Program:
     """The program of some steps of training.
 
     `fold`: replicas are alike, so only the first gets lists; collectives still know all their members.
+    `agendas`: what is exchanged when in each step, where that is decided while running.
     """
     rules.check_model(rules.check(plan, batch), profile)
     replicas = (0,) if fold else tuple(range(plan.dp))
-    layout = Layout(plan, profile, batch, find_backend(backend), replicas)
+    layout = Layout(plan, profile, batch, find_backend(backend), replicas, tuple(agendas))
     lists = entries(layout, steps)
     table = lists.table
     numbers = _number(layout, lists)
@@ -138,13 +147,16 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
     for e, step, kind, stage, unit, replica in zip(*rows, strict=True):
         name = (kind, _named_after(layout, kind, stage, unit), unit, step)
         together.setdefault((*name, _apart(layout, kind, stage, unit, replica)), []).append((replica, stage, e))
-    number: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    number: dict[tuple[tuple[int, ...], tuple[int, ...], int], int] = {}
     entry: list[int] = []
     group: list[int] = []
     for (kind, stage, unit, _, replica), members in together.items():
         op[[e for _, _, e in members]] = len(alone) + len(entry)
         entry.append(min(members)[2])
-        group.append(number.setdefault(_members(layout, kind, stage, unit, replica), len(number)))
+        # An exchange that is decided while running has groups of its own: one to tell what is ready, one to sum it.
+        apart = kind if layout.decides and kind in (Kind.NEGOTIATE, Kind.REDUCE_GRAD) else -1
+        key = (*_members(layout, kind, stage, unit, replica), apart)
+        group.append(number.setdefault(key, len(number)))
     # Gathers and scatters are many: one for each group of replicas, step, micro-batch, stage and unit.
     met = np.flatnonzero(shared)
     if len(met):
@@ -157,7 +169,7 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         op[met] = len(alone) + len(entry) + which
         entry += met[first].tolist()
         for of, stage in zip(sharing[first].tolist(), stages[first].tolist(), strict=True):
-            group.append(number.setdefault(layout.share_group(stage, of), len(number)))
+            group.append(number.setdefault((*layout.share_group(stage, of), -1), len(number)))
     # So are barriers: one for each replica, step and phase.
     met = np.flatnonzero(barrier)
     replicas, steps, phases = table.replica[lists.row[met]], lists.step[met], lists.phase[met]
@@ -166,12 +178,12 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
     op[met] = len(alone) + len(entry) + which
     entry += met[first].tolist()
     for replica in np.unique(replicas).tolist():
-        of = number.setdefault(layout.replica_group(replica), len(number))
+        of = number.setdefault((*layout.replica_group(replica), -1), len(number))
         group += [of] * int((replicas[first] == replica).sum())  # names are in the order of replicas
     return _Numbers(
         op, np.concatenate([alone, np.array(entry, dtype=np.int64)]),
         np.concatenate([np.full(len(alone), -1, dtype=np.int64), np.array(group, dtype=np.int64)]),
-        tuple(here for here, _ in number), tuple(span for _, span in number),
+        tuple(here for here, _, _ in number), tuple(span for _, span, _ in number),
     )  # fmt: skip
 
 

@@ -15,3 +15,4 @@ class Row(NamedTuple):
     line: int
     unit: int = 0
     peer: int = -1  # other stage of a message
+    size: int = 0  # bytes of several parts that travel together

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.phases import apart_from, in_phases
 from trainplan.program.lower.row import Row
 from trainplan.program.lower.serving import around, servers
-from trainplan.program.lower.templates import Templates, head, tail, templates
+from trainplan.program.lower.templates import Templates, decided_backward, head, stepping_forward, tail, templates
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints, are
 from trainplan.program.schedules import Order
@@ -43,6 +43,8 @@ class Table:
     adds: Ints  # of a backward pass: how often gradients are added to, or copied
     last: Ints  # 1: the backward pass that completes the gradients; or the first forward pass of a step
     again: Ints  # 1: of a pass that is recomputed, whose units are blocks
+    size: Ints  # bytes of several parts that travel together
+    cut: Ints  # 1: of a forward pass whose units are blocks
 
 
 @dataclass(frozen=True)
@@ -67,18 +69,22 @@ class _Bodies:
         self.length: list[int] = []
 
     def add(
-        self, template: Sequence[Row], replica: int, rank: int, adds: int = 0, last: bool = False, again: bool = False
+        self, template: Sequence[Row], replica: int, rank: int, adds: int = 0, last: bool = False, again: bool = False,
+        cut: bool = False,
     ) -> int:  # fmt: skip
         self.start.append(len(self.rows))
         self.length.append(len(template))
-        self.rows += [(r.kind, r.stage, replica, r.line, rank, r.unit, r.peer, adds, last, again) for r in template]
+        self.rows += [
+            (r.kind, r.stage, replica, r.line, rank, r.unit, r.peer, adds, last, again, r.size, cut) for r in template
+        ]
         return len(self.start) - 1
 
 
 def entries(layout: Layout, steps: int) -> Entries:
     """The lists of all ranks of all replicas."""
     bodies = _Bodies(layout)
-    lists: list[tuple[int, Ints, Ints]] = []  # rank, bodies, pieces (of barriers: phases)
+    # Rank; of every step the bodies, the pieces (of barriers: phases), and how many steps ago it was they are of.
+    lists: list[tuple[int, list[tuple[Ints, Ints, Ints]]]] = []
     shapes = {way: templates(layout, *way) for way in _ways(layout)}
     first = {(r, *way): _stage(bodies, shape, r, *way) for r in layout.replicas for way, shape in shapes.items()}
     variants = [_variants(order, layout.recomputed[layout.piece(order)]) for order in layout.orders]
@@ -101,13 +107,18 @@ def entries(layout: Layout, steps: int) -> Entries:
                 body, of = in_phases(layout, order, body, apart)
             early, late = around(layout, bodies, replica, rank)
             body = np.concatenate([[*early, before], body, [after, *late]]).astype(np.int64)
-            lists.append((rank, body, np.concatenate([[0] * (len(early) + 1), of, [0] * (len(late) + 1)])))
-    lists += servers(layout, bodies)
+            of = np.concatenate([[0] * (len(early) + 1), of, [0] * (len(late) + 1)])
+            if layout.decides:
+                lists.append((rank, _decided(bodies, body, of, variant, held, steps)))
+            else:
+                lists.append((rank, [(body, of, np.zeros(len(body), dtype=np.int64))] * steps))
+    for rank, body, of in servers(layout, bodies):
+        lists.append((rank, [(body, of, np.zeros(len(body), dtype=np.int64))] * steps))
     lists.sort(key=lambda one: one[0])
     start, size = np.array(bodies.start), np.array(bodies.length)
-    body = np.concatenate([np.tile(b, steps) for _, b, _ in lists])
-    piece = np.concatenate([np.tile(m, steps) for _, _, m in lists]).astype(np.int64)
-    step = np.concatenate([np.repeat(np.arange(steps), len(b)) for _, b, _ in lists])
+    body = np.concatenate([b for _, each in lists for b, _, _ in each])
+    piece = np.concatenate([m for _, each in lists for _, m, _ in each]).astype(np.int64)
+    step = np.concatenate([number - ago for _, each in lists for number, (_, _, ago) in enumerate(each)])
     # Every body becomes its rows: from the first of them, counting up.
     length = size[body]
     begin = np.concatenate([[0], np.cumsum(length)])
@@ -117,8 +128,34 @@ def entries(layout: Layout, steps: int) -> Entries:
     piece = np.repeat(piece, length)
     phase = np.where((table.kind == Kind.BARRIER)[row], piece, 0)
     piece = np.where(_WHOLE[table.kind][row], 0, piece)
-    ends = np.cumsum([0] + [steps * len(b) for _, b, _ in lists])
+    ends = np.cumsum([0] + [sum(len(b) for b, _, _ in each) for _, each in lists])
     return Entries(table, row, piece, np.repeat(step, length), phase, begin[ends])
+
+
+def _decided(
+    bodies: _Bodies, body: Ints, of: Ints, variant: Ints, held: Sequence[Holding], steps: int
+) -> list[tuple[Ints, Ints, Ints]]:  # fmt: skip
+    """The same of every step where the exchange is decided while running: with its agenda in the pass that completes
+    the gradients; and where steps cross, with the steps of blocks in the first forward pass after them."""
+    layout, replica, rank = bodies.layout, held[0].replica, held[0].rank
+    first = 1 + int(np.flatnonzero(variant == _FIRST_FORWARD)[0])  # behind the head
+    last = 1 + int(np.flatnonzero(np.isin(variant, (_LAST, _ONLY)))[0])
+    found = []
+    for step in range(steps):
+        rows = [(int(b), int(piece), 0) for b, piece in zip(body, of, strict=True)]
+        tail_of = bodies.add(tail(layout, held, final=step == steps - 1), replica, rank)
+        backward = decided_backward(layout, 0, layout.agenda(step))
+        rows[-1] = (tail_of, 0, 0)
+        rows[last] = (bodies.add(backward, replica, rank, adds=1, last=True), rows[last][1], 0)
+        if layout.crosses:
+            apart = stepping_forward(layout, 0, steps=step > 0)
+            rows[first : first + 1] = [
+                (bodies.add((row,), replica, rank, cut=True), rows[first][1], int(row.kind is Kind.STEP))
+                for row in apart
+            ]
+        columns = np.array(rows, dtype=np.int64)
+        found.append((columns[:, 0], columns[:, 1], columns[:, 2]))
+    return found
 
 
 def _ways(layout: Layout) -> list[tuple[int, int]]:

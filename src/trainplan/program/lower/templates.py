@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trainplan.program.agenda import Agenda
 from trainplan.program.lower import sharded
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.row import Row
@@ -109,14 +110,46 @@ def _recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], 
     return tuple(rows)
 
 
+def decided_backward(layout: Layout, line: int, agenda: Agenda) -> tuple[Row, ...]:
+    """The backward pass that completes the gradients, where the exchange is decided while running: every operation of
+    an agenda stands as early as it can, behind the pieces that complete what it sends."""
+    sizes = [part.bytes for part in layout.parts]
+    after: list[list[Row]] = [[] for _ in range(len(layout.buckets[0]) + 1)]  # the first: before all pieces
+    place = 0
+    for number, buffers in enumerate(agenda):
+        if layout.rule.fuses:
+            after[place].append(Row(Kind.TICK, 0, line, number))
+        sent = [part for buffer in buffers for part in buffer]
+        place = max([place, *(layout.parts[part].bucket + 1 for part in sent)])
+        after[place].append(Row(Kind.NEGOTIATE, 0, line, number))
+        after[place] += [
+            Row(Kind.REDUCE_GRAD, 0, line, min(buffer), size=sum(sizes[part] for part in buffer)) for buffer in buffers
+        ]
+    rows = [*after[0]]
+    for unit, following in enumerate(after[1:]):
+        rows += [Row(Kind.B, 0, line, unit), *following]
+    return tuple(rows)
+
+
+def stepping_forward(layout: Layout, line: int, steps: bool) -> tuple[Row, ...]:
+    """A forward pass block by block; each waits for its own weights alone, and takes the step that they lack first."""
+    rows = []
+    for block in layout.blocks:
+        if steps and block in layout.stepping:
+            rows.append(Row(Kind.STEP, 0, line, block))
+        rows.append(Row(Kind.F, 0, line, block))
+    return tuple(rows)
+
+
 def head(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
     """Once, before everything that a rank does."""
     final = [h for h in holdings if h.stage == layout.stages[-1]]
     return tuple(Row(Kind.COUNT, h.stage, h.lines[0]) for h in final) if layout.counts else ()
 
 
-def tail(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
-    """Once, after everything: what a rank with these stages sums, and the steps that it takes."""
+def tail(layout: Layout, holdings: Sequence[Holding], final: bool = True) -> tuple[Row, ...]:
+    """Once, after everything: what a rank with these stages sums, and the steps that it takes. (Where steps of blocks
+    wait for the next forward pass, only after the final one of the program.)"""
     rows: list[Row] = []
     if layout.service is not None:
         return served_tail(layout, layout.service, holdings[0])
@@ -131,6 +164,8 @@ def tail(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
             rows.append(Row(Kind.LOSS, holding.stage, holding.lines[0]))
     if layout.clips:
         rows.append(Row(Kind.NORM, holdings[0].stage, holdings[0].lines[0]))
+    if layout.crosses:
+        return tuple(rows + [Row(Kind.STEP, 0, 0, block) for block in layout.stepping if final])
     rows += [Row(Kind.STEP, holding.stage, holding.lines[0]) for holding in holdings]
     return tuple(rows)
 

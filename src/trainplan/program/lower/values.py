@@ -20,6 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainplan.program.lower.activations import activations, carried_apart, recomputed_activations
+from trainplan.program.lower.decided import decided
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.gradients import gradients, updates
 from trainplan.program.lower.ledger import Ledger, Values
@@ -48,6 +49,8 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
         gathered(ledger, found, homes)
         scattered(ledger, found, homes)
     gradients(ledger, found)
+    if layout.decides:
+        decided(ledger, found)
     updates(ledger, found)
     _counts(ledger, found)
     messages(ledger, found, homes, payload)
@@ -99,6 +102,10 @@ def _counts(ledger: Ledger, found: Found) -> None:
         ledger.add(Value.TOKEN, 0, home, over, loss, (loss,))
         # A step gives its loss to whoever trains, who cannot start the next one before that.
         first = found.own(forwards, holdings, empty=NEVER).min(axis=2)
+        if layout.crosses:  # which begins with the steps that the one before has left to it
+            block = next(iter(layout.stepping))
+            step = found.once(Kind.STEP, holdings, block)
+            ledger.add(Value.TOKEN, 0, home, loss, step, (step,))
         ledger.add(Value.TOKEN, 0, home[:, :-1], loss[:, :-1], first[:, 1:], (first[:, 1:],))
 
 

@@ -1,0 +1,164 @@
+"""Steps that cross: gradients are still being summed while the next step begins.
+
+When a step is over, its optimizer has not run yet. The next forward pass comes to one block after the other; before
+each it waits for the gradients of that block alone, and takes the optimizer's step for the block's weights. Whoever
+looks at the weights between two steps has all of them taken first (`Trainer.settle`).
+
+The optimizer is one for the whole model; it takes a step for those weights that have gradients, so the others have none
+at that moment. That is the same as one step for all, as long as it treats each tensor by itself: those of torch do, and
+others are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainplan.engine.decided import Exchange
+from trainplan.engine.world import groups_of
+from trainplan.errors import PlanError
+from trainplan.plan.text import brief
+from trainplan.program.agenda import Agenda
+from trainplan.program.lower.layout import Layout
+from trainplan.program.ops import Kind
+from trainplan.program.text import Key
+from trainplan.workload.workload import Batch
+
+if TYPE_CHECKING:
+    from trainplan.engine.instructions import Instruction
+    from trainplan.engine.recorder import Recorder
+    from trainplan.engine.runner import Held, Part, Runner
+
+_TENSOR_BY_TENSOR = (
+    "SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD",
+)  # fmt: skip
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, exchange: str) -> None:
+    """Refused unless it treats tensors one by one."""
+    kind = type(optimizer)
+    if kind not in {getattr(torch.optim, name) for name in _TENSOR_BY_TENSOR}:
+        why = (
+            f"it updates weights block by block, while others are still being summed, and a {kind.__name__} may look "
+            f"at several of them at once: only torch's {', '.join(_TENSOR_BY_TENSOR)} are known not to"
+        )
+        raise PlanError(f"exchange={exchange} with {kind.__module__}.{kind.__name__}", why, "exchange=all-reduce")
+
+
+def begin(layout: Layout, held: Held, recorder: Recorder, replica: int) -> Exchange:
+    """The exchange of a rank whose order is decided while running, with process groups of its own; all ranks call
+    this."""
+    assert held.reducer is not None  # there are replicas: the rules say so
+    if layout.crosses:
+        check_optimizer(held.optimizer, layout.plan.exchange)
+        held.reducer.detach()
+    members = (tuple(sorted(layout.plan.replicas_of(0))),)
+    (bits,), (sums,) = groups_of(members, backend="gloo"), groups_of(members)
+
+    def note(step: int, kind: Kind, unit: int, start: float, end: float, size: int) -> None:
+        pipeline = replica if kind is Kind.TICK else 0  # sums are of all
+        recorder.note(Key(kind, 0, unit=unit, pipeline=pipeline), start, end, size, step)
+
+    return Exchange(layout.rule, layout.parts, held.reducer.flat, bits, sums, note)
+
+
+def forward(run: Runner, place: int, batch: Batch, finish: Callable[[Instruction, Any, Any], None]) -> int:
+    """A forward pass; the first of a step goes block by block, and each takes the step that its weights lack before it
+    runs. `finish` is given the last operation and what was made, and is part of it. How many operations that was."""
+    op, recorder = run.list[place], run.recorder
+    pieces = [op]
+    for following in run.list[place + 1 :]:
+        if following.kind is not Kind.F or following.micro != op.micro:
+            break
+        pieces.append(following)
+    since = recorder.mark()
+
+    def before(block: int, _: Any) -> None:
+        nonlocal since
+        if block and len(pieces) > 1:
+            recorder.note(pieces[block - 1].op, since, recorder.mark())
+        if block in run.part.deferred:
+            take(run.part, recorder, block)
+            since = recorder.mark()
+        elif len(pieces) > 1:
+            since = recorder.mark()
+
+    finish(pieces[-1], *run.part.held[op.stage].stage({}, batch, run.seeder(op.micro), None, before))
+    recorder.note(pieces[-1].op, since, recorder.mark())
+    return len(pieces)
+
+
+def put_off(run: Runner, op: Instruction) -> None:
+    """The optimizer step of a block waits for the next forward pass of that block."""
+    run.part.deferred[op.unit] = op.op, run.current.number
+
+
+def take(part: Part, recorder: Recorder, block: int) -> None:
+    """Take the step that was put off for a block, if there is one."""
+    waiting = part.deferred.pop(block, None)
+    if waiting is None:
+        return
+    op, step = waiting
+    held, exchange = part.held[0], part.exchange
+    assert exchange is not None  # steps cross only there
+    assert held.reducer is not None
+    names = part.layout.stepping[block]
+    mine = set(names)
+    exchange.wait({b for b, bucket in enumerate(part.layout.buckets[0]) if not mine.isdisjoint(bucket.names)})
+    start = recorder.mark()
+    own = [held.reducer.views[name] for name in names]
+    for parameter, view in own:
+        parameter.grad = view
+    held.optimizer.step()
+    if held.scheduler is not None and not part.deferred:
+        held.scheduler.step()
+    for parameter, view in own:
+        parameter.grad = None
+        view.zero_()
+    recorder.note(op, start, recorder.mark(), step=step)
+
+
+def settle(part: Part, recorder: Recorder) -> None:
+    """Take all steps that were put off, and wait until the exchange is over."""
+    if part.exchange is None:
+        return
+    for block in sorted(part.deferred):
+        take(part, recorder, block)
+    part.exchange.settle()
+    recorder.settle()
+
+
+def backward_begins(run: Runner, held: Held, last: bool) -> None:
+    """A backward pass finds gradients to add to, and the last one of a step an exchange to tell what is ready."""
+    if run.part.layout.crosses and held.reducer is not None:
+        held.reducer.attach()
+    if run.part.exchange is not None and last:
+        run.part.exchange.open(run.current.number)
+
+
+def by_the_exchange(run: Runner, op: Instruction, place: int) -> None:
+    """Nothing: the thread that exchanges gradients does it, when it decides to, and notes it (`decided.py`)."""
+
+
+def replay(part: Part, agendas: Sequence[Agenda]) -> None:
+    """Follow agendas in the next steps."""
+    if part.exchange is None:
+        why = f"exchange={part.layout.plan.exchange} leaves nothing to be decided"
+        raise PlanError(f"plan {brief(part.layout.plan)!r}", why, "exchange=horovod")
+    part.exchange.replay(agendas)
+
+
+def keep_agendas(part: Part, recorder: Recorder, on: bool) -> None:
+    """From the next step on keep what is decided, or no longer."""
+    settle(part, recorder)
+    if part.exchange is not None:
+        part.exchange.keeps = on
+
+
+def close(part: Part, recorder: Recorder) -> None:
+    """No step will come any more."""
+    settle(part, recorder)
+    if part.exchange is not None:
+        part.exchange.close()
