@@ -70,6 +70,10 @@ def track(rank: int, world: int, name: str, plan: Plan, batch: int) -> Seen:
     data = trainer.workload.inputs(batch, 0)
     for _ in range(WARM_UP):
         trainer.step(data)
+    if plan.zero:  # a thread that adds up what came is not watched
+        trainer.part.chain = Here()
+        for each in trainer._runners.values():
+            each.part.chain = trainer.part.chain
     runner = trainer._runner(batch)
     run, names = runner._run, []
     with watch(CPU) as seen:
@@ -84,11 +88,13 @@ def track(rank: int, world: int, name: str, plan: Plan, batch: int) -> Seen:
             torch.zeros(1)
         trainer.step(data)
     lasting = [*trainer.parameters.values(), *trainer.buffers.values()]
+    if plan.zero:
+        lasting = [*trainer.buffers.values(), *_shared_out(trainer)]
     own = trainer._own(data, batch, already=False)
     start = sum(t.nbytes for t in [*lasting, *tensors(own).values()]) + sum(
         state_bytes(held.optimizer) for held in trainer.part.held.values()
     )
-    if plan.dp > 1:  # buckets, ours or DDP's
+    if plan.dp > 1 and not plan.zero:  # buckets, ours or DDP's
         start += sum(p.nbytes for p in trainer.parameters.values() if p.requires_grad)
     base = seen.levels["before"].start
     levels = [seen.levels[str(number)] for number in range(len(names))]
@@ -96,6 +102,26 @@ def track(rank: int, world: int, name: str, plan: Plan, batch: int) -> Seen:
     return Seen(
         start, [(n, start + at.peak - base, start + at.end - base) for n, at in zip(names, levels, strict=True)]
     )
+
+
+class Here:
+    """What would be done behind the host's back, done at once."""
+
+    def then(self, work):
+        work()
+        return self
+
+    def wait(self) -> None: ...
+
+
+def _shared_out(trainer: Trainer) -> list[torch.Tensor]:
+    """The weights and gradients that are there all the time: whole, or this rank's share."""
+    found: list[torch.Tensor] = []
+    for held in trainer.part.held.values():
+        assert held.shards is not None
+        found += held.shards.own if trainer.plan.zero == 3 else held.shards.flat
+        found += held.shards.gradients
+    return found
 
 
 def growth(rank: int, world: int, name: str, plan: Plan, batch: int) -> int:

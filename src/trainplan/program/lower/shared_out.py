@@ -79,6 +79,11 @@ def _end(ops: list[Ints]) -> Ints:
     return last
 
 
+def _begin(ops: list[Ints]) -> Ints:
+    """The first of these that there is."""
+    return _end(ops[::-1])
+
+
 def _ops(found: Found, kind: Kind, stage: int, units: list[int]) -> Ints:
     """The pieces of passes; those of a pass that comes whole are all the same operation."""
     cut, whole = found.ops(kind, [stage] * len(units), units=units), found.ops(kind, [stage] * len(units))
@@ -143,7 +148,10 @@ def scattered(ledger: Ledger, found: Found, homes: Ints) -> None:
             else:
                 ledger.add(Value.GRADIENTS, unit.bytes, home, made, op[done], (op[done],))
             if layout.backend.name != "nccl":  # what the others send lies side by side until it is summed
-                ledger.add(Value.COMMUNICATION, unit.bytes, home, op[done], op[done])
+                ledger.add(Value.COMMUNICATION, unit.bytes, home, made, op[done], late=True)
+            if zero > 1 and unit.first > 1:  # no more than two units are on their way at once
+                later = _begin(_backward(found, stage, unit.first - 2))[done]
+                ledger.add(Value.TOKEN, 0, home, op[done], later, (later,))
             _to_the_step(ledger, found, holdings, number, op)
 
 
