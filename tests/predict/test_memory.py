@@ -35,10 +35,10 @@ PLANS = {
     "lockstep, but last": {"pp": 2, "micro": 4, "schedule": "lockstep", "recompute": "except-last"},
     "zb-h1": {"pp": 2, "micro": 4, "schedule": "zb-h1"},
     "ddp": {"dp": 2, "bucket": 2**18},
-    "zero1": {"dp": 2, "zero": 1, "bucket": 2**18},
-    "zero2": {"dp": 2, "zero": 2, "micro": 2, "bucket": 2**18},
-    "zero3": {"dp": 2, "zero": 3, "bucket": 2**18},
-    "zero3, recompute": {"dp": 2, "zero": 3, "micro": 2, "bucket": 2**18, "recompute": "full"},
+    "zero1": {"dp": 2, "overlap": "off", "zero": 1, "bucket": 2**18},
+    "zero2": {"dp": 2, "overlap": "off", "zero": 2, "micro": 2, "bucket": 2**18},
+    "zero3": {"dp": 2, "overlap": "off", "zero": 3, "bucket": 2**18},
+    "zero3, recompute": {"dp": 2, "overlap": "off", "zero": 3, "micro": 2, "bucket": 2**18, "recompute": "full"},
     "ddp, accumulate": {"dp": 2, "micro": 2, "bucket": 2**18},
 }
 # Beyond the smallest model one of each kind: what differs there are the blocks, not the plans.
@@ -78,7 +78,10 @@ def test_memory_of_real_steps(name: str, choices: str) -> None:
         places = {program.name(op): place for place, op in enumerate(program.lists.row(rank))}
         # One call of the engine may be several operations of the program: the last of them says what is left.
         following = [*(places[op] for op, _, _ in seen.ops[1:]), len(left)]
+        names = program.rank_list(rank)
         for (op, _, after), place in zip(seen.ops, following, strict=True):
+            if "SCATTER_GRAD" in names[min(place, len(names) - 1)]:
+                continue  # room for what comes is made with the gradients, and taken when they are sent
             if "REDUCE_GRAD" in op:
                 break  # the thread that ends a sum gives its memory back, and is not watched
             assert left[place - 1] == pytest.approx(after, abs=0.02 * most), f"after {op} on rank {rank}"

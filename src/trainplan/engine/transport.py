@@ -185,7 +185,8 @@ class Gloo:
         def total(own: Tensor, adds: bool) -> None:
             shares = received.view(sharers, -1)
             if adds:
-                own += shares.sum(0)
+                for share in shares:  # one by one: a sum of them would need memory of its own
+                    own += share
             else:
                 torch.sum(shares, 0, out=own)
 

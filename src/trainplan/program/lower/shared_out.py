@@ -146,13 +146,34 @@ def scattered(ledger: Ledger, found: Found, homes: Ints) -> None:
             if zero == 1:
                 ledger.add(Value.TOKEN, 0, home, made, op[done], (op[done],))
             else:
-                ledger.add(Value.GRADIENTS, unit.bytes, home, made, op[done], (op[done],))
+                _unit_gradients(ledger, found, homes[stage], stage, number, op)
             if layout.backend.name != "nccl":  # what the others send lies side by side until it is summed
                 ledger.add(Value.COMMUNICATION, unit.bytes, home, made, op[done], late=True)
             if zero > 1 and unit.first > 1:  # no more than two units are on their way at once
                 later = _begin(_backward(found, stage, unit.first - 2))[done]
                 ledger.add(Value.TOKEN, 0, home, op[done], later, (later,))
             _to_the_step(ledger, found, holdings, number, op)
+
+
+def _unit_gradients(ledger: Ledger, found: Found, home: Ints, stage: int, number: int, scatter: Ints) -> None:
+    """The gradients of a unit: they come with the piece of backward that makes them, or block by block where blocks go
+    back one by one."""
+    layout = found.layout
+    unit, again = layout.units[stage][number], found.recomputed & (scatter >= 0)
+    plain = ~found.recomputed & (scatter >= 0)
+    made = _completes(found, stage, unit.first)
+    ledger.add(Value.GRADIENTS, unit.bytes, home[plain], made[plain], scatter[plain], (scatter[plain],))
+    if not again.any():
+        return
+    known = {p.name: p for p in layout.parameters[stage]}
+    sizes = dict.fromkeys([min(b for name in unit.names for b in known[name].blocks)], unit.bytes)
+    for name in unit.names:
+        block = max(known[name].blocks)
+        sizes[block] = sizes.get(block, 0) + known[name].bytes
+        sizes[min(sizes)] -= known[name].bytes  # what is left for the first is what the shares are filled up with
+    for block, size in sizes.items():
+        op = found.ops(Kind.B, [stage], units=[block])[0][again]
+        ledger.add(Value.GRADIENTS, size, home[again], op, scatter[again], (scatter[again],))
 
 
 def _to_the_step(ledger: Ledger, found: Found, holdings: list, number: int, scatter: Ints) -> None:
