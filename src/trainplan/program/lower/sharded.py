@@ -3,9 +3,9 @@
 zero=1   the first forward pass of a step gathers all weights, unit by unit, and each piece waits for its own; the last
          backward pass scatters the sums of the gradients
 zero=2   every backward pass does, and no whole gradients are kept
-zero=3   every pass gathers the weights of one piece while the piece before it computes, and gives them up behind it
+zero=3   every pass gathers the weights of a piece while pieces before it compute, and gives them up behind it
 
-A unit is gathered before anything that its first piece has to wait for, and one piece ahead.
+A unit is gathered before anything that its first piece has to wait for, and two pieces ahead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.row import Row
 from trainplan.program.ops import Kind
 
+AHEAD = 2  # pieces: one is on its way while the next one waits for the link, so that this never rests
+
 
 def forward(
     layout: Layout, stage: int, line: int, takes: tuple[Row, ...], gives: tuple[Row, ...], first: bool
@@ -25,13 +27,13 @@ def forward(
     if not cut:
         return (*takes, Row(Kind.F, stage, line), *gives)
     count = len(layout.pieces[stage])
-    ahead = 1 if layout.plan.zero == 3 else count  # what stays anyway is gathered at once
+    ahead = AHEAD if layout.plan.zero == 3 else count  # what stays anyway is gathered at once
     gathers = _Gathers(layout, stage, line, Kind.GATHER_F, ahead)
     rows = [*gathers.before(0), *takes]
     for piece in range(count):
         rows += gathers.before(piece) if piece else []
-        if piece == count - 1 and stage in layout.turning:  # backward follows at once, so this is one piece ahead of it
-            rows += _Gathers(layout, stage, line, Kind.GATHER_B, ahead=1).before(0)
+        if piece == count - 1 and stage in layout.turning:  # backward follows at once
+            rows += _Gathers(layout, stage, line, Kind.GATHER_B).before(0)
         rows.append(Row(Kind.F, stage, line, piece))
     return (*rows, *gives)
 
@@ -39,23 +41,22 @@ def forward(
 def backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:
     """A backward pass that scatters on its way; the last of its step or another."""
     count = len(layout.pieces[stage])
-    gathers = _Gathers(layout, stage, line, Kind.GATHER_B, ahead=1)
+    gathers = _Gathers(layout, stage, line, Kind.GATHER_B)
     due = gathers.before(0)
     rows = [*([] if stage in layout.turning else due), *before]
     for place, piece in enumerate(reversed(range(count))):
-        rows += [*(gathers.before(place) if place else ()), Row(Kind.B, stage, line, place)]
-        rows += scatters(layout, stage, line, [piece], last)
+        rows += [Row(Kind.B, stage, line, place), *scatters(layout, stage, line, [piece], last)]
+        rows += gathers.before(place + 1)
     return tuple(rows)
 
 
 def recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:
     """The same block by block: forward again, then backward. The gradient is awaited only after the first R."""
-    gathers = _Gathers(layout, stage, line, Kind.GATHER_B, ahead=1)
-    rows: list[Row] = []
+    gathers = _Gathers(layout, stage, line, Kind.GATHER_B)
+    due = gathers.before(0)
+    rows: list[Row] = [] if stage in layout.turning else due
     pieces = layout.pieces[stage]
     for place, (first, end) in enumerate(reversed(pieces)):
-        due = gathers.before(place)
-        rows += [] if stage in layout.turning and not place else due
         for block in reversed(range(first, end)):
             rows.append(Row(Kind.R, stage, line, block))
             if block == pieces[-1][1] - 1:
@@ -63,6 +64,7 @@ def recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], l
             rows.append(Row(Kind.B, stage, line, block))
         if last or layout.plan.zero > 1:
             rows += scatters(layout, stage, line, [len(pieces) - 1 - place], last)
+        rows += gathers.before(place + 1)
     return tuple(rows)
 
 
@@ -82,7 +84,7 @@ def scatters(layout: Layout, stage: int, line: int, pieces: Iterable[int], last:
 class _Gathers:
     """The gathers of a pass, as they are due."""
 
-    def __init__(self, layout: Layout, stage: int, line: int, kind: Kind, ahead: int) -> None:
+    def __init__(self, layout: Layout, stage: int, line: int, kind: Kind, ahead: int = AHEAD) -> None:
         self.stage, self.line, self.kind, self.ahead = stage, line, kind, ahead
         units, count = layout.units[stage], len(layout.pieces[stage])
         # How many pieces of the pass come before the one that reads it first.
