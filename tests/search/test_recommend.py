@@ -57,9 +57,12 @@ def test_the_answer_is_that_of_simulating_everything(seed, in_parts, memory, fou
     shapes.sort(key=best.get)
     found = recommend(profile, four, BATCH, memory=memory, top=4)
     assert found.simulated < len(plans) == found.considered
-    assert {shape_of(row.prediction.plan) for row in found.ranked} == set(shapes[:4])
+    whole = [row for row in found.ranked if shape_of(row.prediction.plan) in best]
+    assert {shape_of(row.prediction.plan) for row in whole} == set(shapes[: len(whole)])
+    # What else there is fits only because replicas share out their states.
+    assert all(row.prediction.plan.zero for row in found.ranked if row not in whole)
     # Refinement only makes them faster.
-    for row in found.ranked:
+    for row in whole:
         assert row.prediction.step_s <= best[shape_of(row.prediction.plan)] * (1 + 1e-9)
 
 
@@ -322,3 +325,19 @@ def test_an_order_that_the_clock_finds_faster_wins():
     halves = [replace(b, backward_input_s=b.forward_s, backward_weight_s=b.forward_s) for b in profile.blocks]
     free = replace(profile, blocks=tuple(halves))
     assert recommend(free, dear, BATCH, top=4).best.plan.schedule.startswith("zb-")
+
+
+def test_states_are_shared_out_where_memory_asks_for_it_or_the_clock():
+    """Four devices, 4 blocks of 400 MiB of weights with AdamW: whole states are 6.25 GiB a rank, a quarter 1.6."""
+    heavy = chain(4, weights=400 * MIB, forward=0.5, backward=1.0, state_bytes_per_parameter=8.0, device="TitanRTX")
+    heavy = replace(heavy, kind="estimated", batch=8)
+    there = cluster("4xTitanRTX")
+    roomy = recommend(heavy, there, 8).best.plan
+    assert (roomy.dp, roomy.zero) == (4, 0)
+    tight = recommend(heavy, there, 8, memory=4 * GIB)
+    replicas = [row.prediction for row in tight.ranked if row.prediction.plan.dp == 4]
+    assert [p.plan.zero for p in replicas] == [2]  # weights whole, all else a quarter: 2.9 GiB and a unit or two
+    assert all(p.peak_bytes <= p.limit_bytes for p in replicas)
+    # A step of the optimizer that takes long is shared out though there is room.
+    slow = replace(heavy, blocks=tuple(replace(block, update_s=1.0) for block in heavy.blocks))
+    assert recommend(slow, there, 8).best.plan.zero == 1

@@ -145,6 +145,20 @@ def check_sharding(plan: Plan, asked: str) -> None:
         raise PlanError(asked, why, f"shard={' or '.join(fits)}")
 
 
+def can_share(plan: Plan) -> bool:
+    """Whether replicas can share out their states as a plan says.
+
+    >>> from trainplan.plan.plan import plan
+    >>> [can_share(plan(dp=dp, zero=1)) for dp in (1, 2)], can_share(plan(dp=2, pp=2, schedule="gems", zero=1))
+    ([False, True], False)
+    """
+    try:
+        check_sharding(plan, "")
+    except PlanError:
+        return False
+    return True
+
+
 def check_sketch(plan: Plan, asked: str) -> None:
     """The same of a plan whose slices may still be open."""
     check_order(replace(plan, slices=plan.slices or ((1, 1) if plan.schedule == SLICED else ())), asked)

@@ -91,7 +91,8 @@ class Bounds:
         still = held - 1 if held == sketch.micro else held
         if sketch.chunks > 1:
             still = 0  # the other stages of a rank have no gradients yet
-        needs = (before[0, -1], held * ranges.kept), (self.tables.states[0, -1], still * ranges.kept)
+        share = sketch.sharers if sketch.zero else 1  # at the best everything is shared out
+        needs = (before[0, -1] / share, held * ranges.kept), (self.tables.states[0, -1] / share, still * ranges.kept)
         copies = sketch.lines if sketch.pp % 2 == 0 else 1  # of all weights; a rank in the middle needs one for both
         return float(max(copies * states + own for states, own in needs)) / sketch.pp
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from trainplan.plan.plan import Plan, usual_placement
 from trainplan.predict.predict import Prediction
+from trainplan.search.space import shared_out
 from trainplan.solve.shape import micro_counts
 from trainplan.units import gib
 
@@ -17,8 +18,8 @@ Try = Callable[[Plan, int], Prediction | None]  # (sketch, batch) → its predic
 def smallest_change(rejected: Prediction, world: int, attempt: Try) -> str:
     """What to type, and the peak that it leads to; or how much memory the plan needs where nothing helps.
 
-    In this order: more micro-batches, recomputation, an order of work that holds less, more stages (with fewer replicas
-    where devices are short), these together, and at last a smaller batch.
+    In this order: more micro-batches, recomputation, states shared out by replicas, an order of work that holds less,
+    more stages (with fewer replicas where devices are short), these together, and at last a smaller batch.
     """
     for words, sketch in _changes(rejected.plan, world):
         found = _fewest(sketch, rejected.batch, attempt)
@@ -40,6 +41,8 @@ def _changes(plan: Plan, world: int) -> Iterator[tuple[str, Plan]]:
     yield "", uncut
     if plan.recompute == "none":
         yield "recompute=full", replace(uncut, recompute="full")
+    for shared in shared_out(uncut) if not plan.zero else ():
+        yield f"zero={shared.zero}", shared
     if plan.schedule not in ("naive", "1f1b"):
         changed = replace(uncut, schedule="1f1b", chunks=1, pairs=1)
         one = "".join(f" {field}=1" for field in ("chunks", "pairs") if getattr(plan, field) > 1)

@@ -115,7 +115,8 @@ def _traffic(p: Prediction, profile: Profile, cluster: Cluster) -> str:
         size = sum(parameter.bytes for parameter in profile.parameters if parameter.trainable)
         rings = [ring for ring in map(plan.replicas_of, range(plan.depth)) if len(ring) > 1]
         link = _slowest(cluster, [pair for ring in rings for pair in zip(ring, (*ring[1:], ring[0]), strict=True)])
-        words.append(f"{gib(size)} of gradients over {link.name} {gb_per_s(link.rate)}")
+        what = "gradients and weights" if plan.zero else "gradients"
+        words.append(f"{gib(size)} of {what} over {link.name} {gb_per_s(link.rate)}")
     if plan.pp > 1:
         link = _slowest(cluster, [(plan.rank(0, stage), plan.rank(0, stage + 1)) for stage in range(plan.depth - 1)])
         words.append(f"activations between stages over {link.name} {gb_per_s(link.rate)}")

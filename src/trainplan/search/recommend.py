@@ -6,33 +6,35 @@ simulating all.
 (Very many micro-batches are tried only where fewer do not fit.) Of shapes that differ in hardly more than the number of
 their devices one is shown (`distinct.py`). The best are then refined (other cuts, other bucket
 sizes, other exchanges of gradients where communication is exposed) and ranked.
+Replicas that share out their states come in where memory asks for it, or where the clock says that it is faster.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan.plan import Plan
-from trainplan.predict.predict import Prediction
+from trainplan.predict.predict import Prediction, predict
 from trainplan.profile.profile import Profile
 from trainplan.search.bound import Bounds
 from trainplan.search.changes import smallest_change
 from trainplan.search.distinct import HARDLY, groups, shown
 from trainplan.search.reasons import compared, one_device, reason
-from trainplan.search.space import Shape, for_memory, shape_of, sketches
+from trainplan.search.space import Shape, for_memory, shape_of, shared_out, sketches
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.ranges import Tables
-from trainplan.solve.resolve import NOTHING, draft, refine
+from trainplan.solve.resolve import NOTHING, best, draft, refine
 from trainplan.units import gib
 
 Progress = Callable[[str, float], None]
 TOP = 8  # plans that are shown
 REJECTED = 5  # of those that do not fit
+MOST_SHARED = 24  # predictions of plans that do not fit otherwise
 FAR = 0.05  # behind the winner: from there on a gain must be as large as what is beyond it
 
 
@@ -156,6 +158,7 @@ class _Search:
         self.best: dict[Shape, Prediction] = {}  # that fits
         self.worst: dict[Shape, Prediction] = {}  # of shapes that do not: the least over
         self.too_big: dict[Shape, Plan] = {}  # not simulated: their bytes alone are beyond the limit
+        self._update = profile.update_s(0, len(profile.blocks))
         self.last: float | None = None  # seconds of the last place in the table; None: to be worked out again
         self.considered = 0
 
@@ -167,6 +170,7 @@ class _Search:
         # A shape that gets faster may join a group, and then there is room for one that was passed over: look again.
         while self._simulate(plans, order, progress):
             pass
+        self._share_out()
         self.simulated = len(self.known)
 
     def _simulate(self, plans: list[Plan], order: list[tuple[bool, float, int]], progress: Progress) -> bool:
@@ -187,6 +191,26 @@ class _Search:
             self.predict(sketch)
             progress(f"{len(self.known)} plans simulated", count / len(order))
         return len(self.known) > before
+
+    def _share_out(self) -> None:
+        """Where memory asks for it, replicas share out their states, by as little as fits."""
+        over = [*self.too_big.values(), *(replace(p.plan, stages=()) for p in self.worst.values())]
+        left = MOST_SHARED
+        for sketch in sorted((s for s in over if shape_of(s) not in self.best), key=self.bounds.likely):
+            for shared in shared_out(sketch):
+                if self.bounds.bytes(shared) > self.limit or self.bounds.likely(shared) >= self._beaten(shared):
+                    continue
+                left -= 1
+                if left < 0 or self.predict(shared).fits:
+                    break
+
+    def _stepped(self, p: Prediction, gain: float) -> Prediction:
+        """The same with the optimizer's states shared out, where stepping a share of the weights is faster."""
+        most = self._update * (1 - 1 / p.plan.dp) / p.plan.pp  # that there is to gain
+        if p.plan.zero or most < gain * p.step_s:
+            return p
+        shared = [predict(each, self.profile, self.cluster, self.batch) for each in shared_out(replace(p.plan, exchange="all-reduce", node=0), (1,))]
+        return best([p, *shared])
 
     def predict(self, sketch: Plan, batch: int | None = None) -> Prediction:
         batch = batch or self.batch
@@ -234,13 +258,14 @@ class _Search:
     def ranked(self) -> list[Prediction]:
         """The best of the best shapes that differ in kind, refined."""
         left = ("stages", "bucket", "exchange")
-        best = shown(groups(self._standing(), self.cluster.world))[: self.top]
+        chosen = shown(groups(self._standing(), self.cluster.world))[: self.top]
         refined = list[Prediction]()
-        for p in best:
+        for p in chosen:
             # Behind the winner a gain must be worth a row, and what is far behind stays there.
             behind = (p.step_s / refined[0].step_s - 1) if refined else 0.0
             gain = max(HARDLY, behind - FAR) if refined else NOTHING
-            refined.append(refine(p, left, self.cluster, self.batch, self.tables, gain))
+            found = refine(p, left, self.cluster, self.batch, self.tables, gain)
+            refined.append(self._stepped(found, gain))
         return sorted(refined, key=lambda p: p.step_s)
 
     def rejected(self, fastest: float) -> list[Rejected]:
@@ -253,7 +278,9 @@ class _Search:
         for shape in (self.worst.keys() | self.too_big.keys()) - self.best.keys():
             sketch = self.worst[shape].plan if shape in self.worst else self.too_big[shape]
             sketches_of.setdefault((sketch.pp, sketch.schedule), []).append(sketch)
-        plainest = [max(group, key=lambda p: (p.recompute == "none", p.dp)) for group in sketches_of.values()]
+        plainest = [
+            max(group, key=lambda p: (not p.zero, p.recompute == "none", p.dp)) for group in sketches_of.values()
+        ]
         plainest.sort(
             key=lambda p: (p.pp > 1, self.bounds.seconds(p) >= fastest, self.bounds.bytes(p), p.pp, p.schedule)
         )

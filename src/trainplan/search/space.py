@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from trainplan.cluster.cluster import Cluster
@@ -75,6 +75,16 @@ def outlines(dp: int, pp: int, blocks: int, in_parts: bool) -> Iterator[Plan]:
                 yield outline
 
 
+def shared_out(sketch: Plan, stages: Iterable[int] = (1, 2, 3)) -> list[Plan]:
+    """The same with its states shared out among its replicas, by ever more; none where they cannot be.
+
+    >>> [p.zero for p in shared_out(plan(dp=4))], shared_out(plan(dp=1)), shared_out(plan(dp=2, pp=2, schedule="gems"))
+    ([1, 2, 3], [], [])
+    """
+    found = [replace(sketch, zero=zero) for zero in stages]
+    return [each for each in found if rules.can_share(each)]
+
+
 def for_memory(sketch: Plan) -> bool:
     """Whether there are so many micro-batches that more of them only save memory."""
     return sketch.micro > ENOUGH * sketch.pp
@@ -84,5 +94,6 @@ Shape = tuple[int, int, str, str]
 
 
 def shape_of(sketch: Plan) -> Shape:
-    """Plans of one shape differ in their micro-batches, chunks, cuts and buckets; a table shows the best of them."""
+    """Plans of one shape differ in their micro-batches, chunks, cuts and buckets, and in what their replicas share out;
+    a table shows the best of them."""
     return sketch.dp, sketch.pp, sketch.schedule, sketch.recompute

@@ -134,9 +134,10 @@ def refine(
     share."""
     if "stages" in left and found.plan.pp > 1:
         found = _recut(found, cluster, batch, tables, gain)
-    # Buckets hide communication; where there is next to nothing to hide, others are no better.
+    # Buckets hide communication; where there is next to nothing to hide, others are no better. But whole gradients, or
+    # weights, that come and go bucket by bucket take less memory in smaller ones.
     buckets = "bucket" in left and found.plan.replicated and found.plan.exchange not in rules.DECIDED
-    if buckets and found.exposed_comm_s > gain * found.step_s:
+    if buckets and (found.exposed_comm_s > gain * found.step_s or (found.plan.zero > 1 and not found.fits)):
         sizes = [size for size in bucket_sizes(found.plan, tables.profile) if size != found.plan.bucket]
         trials = [_predict(replace(found.plan, bucket=size), cluster, batch, tables) for size in sizes]
         found = best([found, *trials])
