@@ -19,7 +19,7 @@ from typing import Any
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan.plan import Plan
-from trainplan.predict.predict import Prediction, predict
+from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.search.bound import Bounds
 from trainplan.search.changes import smallest_change
@@ -28,12 +28,13 @@ from trainplan.search.reasons import compared, one_device, reason
 from trainplan.search.space import Shape, for_memory, shape_of, shared_out, sketches
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.ranges import Tables
-from trainplan.solve.resolve import NOTHING, best, draft, refine
+from trainplan.solve.resolve import NOTHING, draft, refine
 from trainplan.units import gib
 
 Progress = Callable[[str, float], None]
 TOP = 8  # plans that are shown
 REJECTED = 5  # of those that do not fit
+SHARED = 3  # plans for which it is tried to share out their optimizer's states though they fit
 MOST_SHARED = 24  # predictions of plans that do not fit otherwise
 FAR = 0.05  # behind the winner: from there on a gain must be as large as what is beyond it
 
@@ -158,7 +159,6 @@ class _Search:
         self.best: dict[Shape, Prediction] = {}  # that fits
         self.worst: dict[Shape, Prediction] = {}  # of shapes that do not: the least over
         self.too_big: dict[Shape, Plan] = {}  # not simulated: their bytes alone are beyond the limit
-        self._update = profile.update_s(0, len(profile.blocks))
         self.last: float | None = None  # seconds of the last place in the table; None: to be worked out again
         self.considered = 0
 
@@ -193,7 +193,8 @@ class _Search:
         return len(self.known) > before
 
     def _share_out(self) -> None:
-        """Where memory asks for it, replicas share out their states, by as little as fits."""
+        """Where memory asks for it, replicas share out their states, by as little as fits; and those that would be the
+        fastest if they gained all that there is to gain, where stepping a share of the weights may be faster."""
         over = [*self.too_big.values(), *(replace(p.plan, stages=()) for p in self.worst.values())]
         left = MOST_SHARED
         for sketch in sorted((s for s in over if shape_of(s) not in self.best), key=self.bounds.likely):
@@ -203,14 +204,12 @@ class _Search:
                 left -= 1
                 if left < 0 or self.predict(shared).fits:
                     break
-
-    def _stepped(self, p: Prediction, gain: float) -> Prediction:
-        """The same with the optimizer's states shared out, where stepping a share of the weights is faster."""
-        most = self._update * (1 - 1 / p.plan.dp) / p.plan.pp  # that there is to gain
-        if p.plan.zero or most < gain * p.step_s:
-            return p
-        shared = [predict(each, self.profile, self.cluster, self.batch) for each in shared_out(replace(p.plan, exchange="all-reduce", node=0), (1,))]
-        return best([p, *shared])
+        update = self.profile.update_s(0, len(self.profile.blocks))
+        gains = [(update * (1 - 1 / p.plan.dp) / p.plan.pp, p) for p in self._standing() if not p.plan.zero]
+        likely = sorted((p.step_s - most, place) for place, (most, p) in enumerate(gains) if most > HARDLY * p.step_s)
+        for p in [gains[place][1] for _, place in likely[:SHARED]]:
+            for shared in shared_out(replace(p.plan, stages=(), exchange="all-reduce", node=0), (1,)):
+                self.predict(shared)
 
     def predict(self, sketch: Plan, batch: int | None = None) -> Prediction:
         batch = batch or self.batch
@@ -258,14 +257,13 @@ class _Search:
     def ranked(self) -> list[Prediction]:
         """The best of the best shapes that differ in kind, refined."""
         left = ("stages", "bucket", "exchange")
-        chosen = shown(groups(self._standing(), self.cluster.world))[: self.top]
+        best = shown(groups(self._standing(), self.cluster.world))[: self.top]
         refined = list[Prediction]()
-        for p in chosen:
+        for p in best:
             # Behind the winner a gain must be worth a row, and what is far behind stays there.
             behind = (p.step_s / refined[0].step_s - 1) if refined else 0.0
             gain = max(HARDLY, behind - FAR) if refined else NOTHING
-            found = refine(p, left, self.cluster, self.batch, self.tables, gain)
-            refined.append(self._stepped(found, gain))
+            refined.append(refine(p, left, self.cluster, self.batch, self.tables, gain))
         return sorted(refined, key=lambda p: p.step_s)
 
     def rejected(self, fastest: float) -> list[Rejected]:

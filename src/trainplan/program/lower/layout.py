@@ -283,6 +283,8 @@ class Layout:
 
     def shared_share(self, stage: int) -> float:
         """How much of a stage's weights a rank steps itself."""
+        if not self.plan.zero:
+            return 1.0
         own = sum(unit.share for unit in self.units[stage])
         whole = sum(p.count for p in self.parameters[stage] if p.trainable)
         apart = whole - sum(sum(unit.counts) for unit in self.units[stage])
