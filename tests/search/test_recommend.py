@@ -329,8 +329,8 @@ def test_an_order_that_the_clock_finds_faster_wins():
 
 
 def test_states_are_shared_out_where_memory_asks_for_it_or_the_clock():
-    """Four devices, 16 blocks of 100 MiB of weights with AdamW: whole states are 6.25 GiB a rank, and 2.7 with gradients
-    and the optimizer's shared out."""
+    """Four devices, 16 blocks of 100 MiB of weights with AdamW: whole states are 6.25 GiB a rank, and 2.7 with all but
+    the weights shared out."""
     heavy = chain(
         16, weights=100 * MIB, forward=0.5, backward=1.0, state_bytes_per_parameter=8.0, device="TitanRTX",
         samples=(1, 8), flat=False,
