@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainplan.engine.asynchronous import load
 from trainplan.engine.feed import data_seed
 from trainplan.engine.launch import RunResult, run
 from trainplan.engine.oracle import Trained, train_alone, train_eager
+from trainplan.engine.replay import Replayed, replay
 from trainplan.engine.worker import in_double
 from trainplan.errors import ModelError
 from trainplan.plan.keys import part_of
 from trainplan.plan.plan import Plan
+from trainplan.plan.served import ASYNCHRONOUS
 from trainplan.plan.text import text
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.capture.verify import allowed_differences, verify
+from trainplan.profile.structure import structure
 from trainplan.workload.workload import Batch, Workload
 
 # In float64 only the order of additions differs. (In float32, Adam turns rounding into differences of 1e-3.)
@@ -79,9 +83,9 @@ def compare(
     device: str = "cpu",
 ) -> Comparison:
     """Train some steps in float64 alone and under a plan; loss, gradients, weights, buffers, optimizer state."""
-    from trainplan.workload.load import load
+    from trainplan.workload.load import load as load_workload
 
-    workload = in_double(load(workload_text, **(overrides or {})))
+    workload = in_double(load_workload(workload_text, **(overrides or {})))
     skeleton = Skeleton(workload.build)
     skeleton.model.train()
     captured = capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
@@ -96,14 +100,55 @@ def compare(
             double=True, reference=False, warm_up=steps, overrides=overrides or {}, backend=backend, device=device,
         )  # fmt: skip
         parts = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(plan.world)]
+        if plan.exchange in ASYNCHRONOUS:
+            again = replayed(workload, captured, plan, skeleton.materialise(None, seed), batch, seed, folder)
+            rows = against_record(plan, again, parts, result)
+        else:
+            rows = _differences(alone, parts, result)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     allowed = allowed_under(plan, captured)
-    found = [replace(difference, allowed=allowed) for difference in _differences(alone, parts, result)]
+    found = [replace(difference, allowed=allowed) for difference in rows]
     return Comparison(
         plan=text(plan), steps=steps, batch=batch, differences=(*found, against_own),
         losses_alone=tuple(alone.losses), losses_together=tuple(result.losses), run=result,
     )  # fmt: skip
+
+
+def replayed(
+    workload: Workload, captured: Captured, plan: Plan, values: Mapping[str, Tensor], batch: int, seed: int,
+    folder: Path,
+) -> Replayed:  # fmt: skip
+    """What the asynchronous servers of a run recorded in its folder, done again by one process."""
+    records = [load(folder / f"arrivals-{server}.json") for server in range(plan.servers)]
+    shape = structure(captured, workload, workload.inputs(2, 0))
+
+    def batches(step: int) -> Batch:
+        return workload.inputs(batch, data_seed(seed, step))
+
+    return replay(plan, workload, captured, shape, values, batches, seed, records)
+
+
+def against_record(
+    plan: Plan, again: Replayed, parts: list[dict[str, Any]], result: RunResult
+) -> list[Difference]:  # fmt: skip
+    """How far the servers of a run are from one process that was given their order of pushes."""
+    servers = parts[plan.workers :]
+    weights = [
+        (name, tensor, again.weights[server][name])
+        for server, part in enumerate(servers)
+        for name, tensor in part["weights"].items()
+    ]
+    state = [
+        (f"{name}: {key}", tensor, again.state[server][name][key])
+        for server, part in enumerate(servers)
+        for name, entries in part["state"].items()
+        for key, tensor in entries.items()
+    ]
+    steps = range(len(result.losses))
+    alone = [sum(again.losses[worker, step] for worker in range(plan.dp)) for step in steps]
+    found = [_losses(alone, result.losses), _largest("weights", weights)]
+    return [*found, _largest("optimizer", state)] if state else found
 
 
 def allowed_under(plan: Plan, captured: Captured) -> float:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from trainplan import files
 from trainplan.engine.checkpoint import refuse_servers
 from trainplan.engine.endpoint import check
 from trainplan.engine.faults import failure
+from trainplan.engine.independent import refuse, run_each
 from trainplan.engine.job import Job
-from trainplan.engine.measurement import Measurement, RunResult, together
+from trainplan.engine.measurement import Measurement, RunResult, one_by_one, together
 from trainplan.engine.nodes import Elsewhere, elsewhere
 from trainplan.errors import InputError, RunError
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
+from trainplan.plan.served import ASYNCHRONOUS
 
 _PATIENCE = 8  # seconds for processes to end after they were asked to
 
@@ -69,6 +72,10 @@ def start(
         workload_text, plan_text.to_json(plan), batch, steps, str(folder.resolve()), backend=backend, device=device,
         **fields,
     )  # fmt: skip
+    if plan.exchange in ASYNCHRONOUS:
+        refuse(plan, nnodes, max_restarts)
+        lost = run_each(job.save(), plan, folder / "ranks.log", environment(), show)
+        return gather(job, plan, lost)
     command = torchrun(job.save(), plan.world, nnodes, endpoint, max_restarts)
     if nnodes != "1":
         check(endpoint)
@@ -147,14 +154,19 @@ def torchrun(job: Path, world: int, nnodes: str = "1", endpoint: str = "", max_r
     return [sys.executable, "-m", "torch.distributed.run", *place, "-m", "trainplan.run", str(job)]
 
 
+def environment() -> dict[str, str]:
+    """What ranks find in theirs."""
+    found = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
+    package = str(Path(__file__).parents[2])
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    return found
+
+
 def _wait(command: list[str], said: Path, show: bool) -> int:
     """Run the command in a process group of its own; whatever happens here, none of its processes stays."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
-    package = str(Path(__file__).parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     with said.open("w") as log:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=environment
+            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=environment()
         )
         try:
             assert process.stdout is not None
@@ -185,8 +197,11 @@ def _end(process: subprocess.Popen[str]) -> None:
         return
 
 
-def gather(job: Job, plan: Plan) -> RunResult:
-    """What rank 0 has left of all ranks, as one result."""
+def gather(job: Job, plan: Plan, lost: Sequence[int] = ()) -> RunResult:
+    """What rank 0 has left of all ranks, as one result; of ranks that go on without each other, what each has left."""
     folder = Path(job.out)
-    ranks = [files.from_json(Measurement, files.read(folder / f"rank-{r}.json", "rank")) for r in range(plan.world)]
+    there = [rank for rank in range(plan.world) if rank not in lost]
+    ranks = [files.from_json(Measurement, files.read(folder / f"rank-{r}.json", "rank")) for r in there]
+    if plan.exchange in ASYNCHRONOUS:
+        return one_by_one(ranks, plan, job.batch, job.warm_up, str(folder), list(lost))
     return together(ranks, plan, job.warm_up, str(folder))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from trainplan.engine.trainer import StepResult, Trainer
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
+from trainplan.plan.rules import split
 from trainplan.profile.reference import Reference
 from trainplan.program.ops import COLLECTIVES, Kind
 from trainplan.program.text import parse
@@ -50,6 +51,7 @@ class RunResult:
     references: list[float]  # seconds of the reference kernel beside the recorded steps
     timeline: Timeline
     warm_up: int
+    lost: list[int] = field(default_factory=list)  # workers that died, and that asynchronous servers went on without
 
     @property
     def steady_seconds(self) -> list[float]:
@@ -121,6 +123,22 @@ def together(ranks: Sequence[Measurement], plan: Plan, warm_up: int, out: str = 
         timeline=merge(ranks, plan),
         warm_up=warm_up,
     )
+
+
+def one_by_one(
+    ranks: Sequence[Measurement], plan: Plan, batch: int, warm_up: int, out: str, lost: list[int]
+) -> RunResult:  # fmt: skip
+    """The measurements of ranks that go on without each other, of those that are left: the losses of a step are those
+    that each worker had in it, whenever that was."""
+    workers = [r for r in ranks if r.stages]
+    share = {replica: samples / batch for replica, samples in enumerate(split(batch, plan.dp))}
+    whole = sum(share[r.replica] for r in workers)
+    losses = [sum(loss or 0.0 for loss in step) / whole for step in zip(*(r.losses for r in workers), strict=True)]
+    return RunResult(
+        out=out, step_seconds=[max(step) for step in zip(*(r.seconds for r in workers), strict=True)], losses=losses,
+        peak_bytes=[r.peak_bytes for r in ranks], references=[], timeline=merge(ranks, plan), warm_up=warm_up,
+        lost=lost,
+    )  # fmt: skip
 
 
 def merge(ranks: Sequence[Measurement], plan: Plan) -> Timeline:

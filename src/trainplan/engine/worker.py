@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from trainplan import files, units
 from trainplan.engine import checkpoint
+from trainplan.engine.asynchronous import load as recorded
 from trainplan.engine.attempt import Begun, attempt, begun, keep_steps, kept_steps
 from trainplan.engine.faults import is_lost
 from trainplan.engine.feed import batches
@@ -118,15 +119,31 @@ def _run(job: Job, out: Path) -> None:
     if job.double:
         workload = in_double(workload)
     trainer = build(plan, workload, backend=job.backend, device=device, seed=job.seed, compiled=job.compiled)
+    if trainer.is_server and job.again:
+        trainer.record_again = recorded(Path(job.again) / f"arrivals-{trainer.rank - plan.workers}.json")
     start = _resume(trainer, job, out)
-    gradients = gradients_kept(trainer) if job.keep_state else []
+    gradients = gradients_kept(trainer) if job.keep_state and not trainer.is_asynchronous else []
     measured = _train(trainer, job, out, start)
+    if trainer.is_asynchronous:
+        _leave_alone(trainer, measured, job, out)
+        return
     hand_over(measured, plan, out)
     if job.keep_state:
         torch.save({**_state(trainer), "gradients": gradients}, out / f"rank-{trainer.rank}.pt")
     if plan.world > 1:
         dist.barrier()
         leave()
+
+
+def _leave_alone(trainer: Trainer, measured: Measurement, job: Job, out: Path) -> None:
+    """Write down what this rank has, and go: the others may not be there any longer, or not yet be through."""
+    trainer.close()
+    if trainer.server is not None:
+        trainer.server.save(out / f"arrivals-{trainer.rank - trainer.plan.workers}.json")
+    files.write(out / f"rank-{trainer.rank}.json", "rank", files.to_json(measured))
+    if job.keep_state:
+        torch.save(_state(trainer), out / f"rank-{trainer.rank}.pt")
+    leave()
 
 
 def _resume(trainer: Trainer, job: Job, out: Path) -> Begun:
@@ -184,7 +201,8 @@ def _train(trainer: Trainer, job: Job, out: Path, start: Begun) -> Measurement:
             keep_steps(out, trainer.rank, steps)  # before: where there is a checkpoint, every rank has kept them
             checkpoint.save(trainer, out / f"checkpoint-{trainer.steps_done}")
 
-    reference = Reference(trainer.device) if job.reference else None
+    # The reference kernel would have ranks wait for each other.
+    reference = Reference(trainer.device) if job.reference and not trainer.is_asynchronous else None
     source = batches(trainer, job, last - first)
     measured = measure(trainer, source, warm_up=job.warm_up, reference=reference, after=after)
     return dataclasses.replace(
