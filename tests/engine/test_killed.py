@@ -24,6 +24,7 @@ from trainplan.workload.load import load as load_workload
 MODEL = f"{Path(__file__).parent / 'user_model.py'}:build"
 ROOT = Path(__file__).parents[2]
 STEPS, BATCH = 5, 6
+OPERATIONS = STEPS * (1 + 1 + 4 + 4)  # of a worker: forward, backward, four loads to the server, and four back
 ASP = plan(dp=3, servers=1, exchange="ps-asp", blocks=4, bucket=200)
 SSP = plan(dp=2, servers=1, exchange="ssp", bound=(1,), blocks=4, bucket=200)
 
@@ -34,10 +35,8 @@ def ran(chosen: Plan, folder: Path, **trouble: str) -> RunResult:
     )
     own = environment()
     own["PYTHONPATH"] = os.pathsep.join([str(ROOT), own["PYTHONPATH"]])
-    lost = run_each(
-        job.save(), chosen, folder / "ranks.log", {**own, **trouble}, show=False, module="tests.engine.killed"
-    )
-    return gather(job, chosen, lost)
+    log, module = folder / "ranks.log", "tests.engine.killed"
+    return gather(job, chosen, run_each(job.save(), chosen, log, {**own, **trouble}, show=False, module=module))
 
 
 def replays(chosen: Plan, folder: Path) -> list[list[Applied]]:
@@ -55,20 +54,16 @@ def replays(chosen: Plan, folder: Path) -> list[list[Applied]]:
     return [load(folder / f"arrivals-{server}.json") for server in range(chosen.servers)]
 
 
-def operations() -> int:
-    """Of a worker in a run: F, then backward with its pushes in one, then the weights; a step after the other."""
-    return STEPS * 4
-
-
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))], ids=lambda s: f"ps-asp-{s}"
 )
 @pytest.mark.system("ps-asp", "R")
+@pytest.mark.usefixtures("quick_start")
 def test_a_worker_is_killed(seed: int, tmp_path: Path) -> None:
     """At an operation drawn by lot: the run ends, the others have done all their steps, and the record replays to the
     weights: every push that was applied is in them, and no half of one."""
     draw = random.Random(seed)
-    victim, at = draw.randrange(ASP.dp), draw.randint(1, operations())
+    victim, at = draw.randrange(ASP.dp), draw.randint(1, OPERATIONS)
     result = ran(ASP, tmp_path, VICTIM=str(victim), AT=str(at))
     assert result.lost == [victim]
     (record,) = replays(ASP, tmp_path)
@@ -80,10 +75,11 @@ def test_a_worker_is_killed(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.system("ssp", "R")
+@pytest.mark.usefixtures("quick_start")
 def test_a_stalled_worker_blocks_the_others_exactly_at_the_bound_of_ssp(tmp_path: Path) -> None:
     """While worker 1 stands still before its second step, worker 0 is released once more than the bound says it leads
     by, and then only when worker 1 has pushed again."""
-    ran(SSP, tmp_path, VICTIM="1", AT="5", STALL="1.5")
+    ran(SSP, tmp_path, VICTIM="1", AT="11", STALL="1.5")
     (record,) = replays(SSP, tmp_path)
     second = next(place for place, e in enumerate(record) if (e.worker, e.number) == (1, 1))
     before = record[:second]
@@ -95,6 +91,7 @@ def test_a_stalled_worker_blocks_the_others_exactly_at_the_bound_of_ssp(tmp_path
 
 
 @pytest.mark.system("ps-asp", "R")
+@pytest.mark.usefixtures("quick_start")
 def test_compare_with_what_ps_asp_recorded() -> None:
     found = compare(MODEL, plan(dp=2, servers=2, split=4, exchange="ps-asp", blocks=4, bucket=200), steps=3, batch=6)
     assert found.same, found.differences
