@@ -66,7 +66,7 @@ def start(
     folder = Path(out) if out else Path(tempfile.mkdtemp(prefix="trainplan-run-"))
     folder.mkdir(parents=True, exist_ok=True)
     # Ranks start when all nodes are there, so nothing of this run is removed, also where nodes share the folder.
-    for stale in (*folder.glob("rank-*"), *folder.glob("elsewhere.json")):
+    for stale in (*folder.glob("rank-*"), *folder.glob("arrivals-*"), *folder.glob("elsewhere.json")):
         stale.unlink(missing_ok=True)
     job = Job(
         workload_text, plan_text.to_json(plan), batch, steps, str(folder.resolve()), backend=backend, device=device,
@@ -203,5 +203,7 @@ def gather(job: Job, plan: Plan, lost: Sequence[int] = ()) -> RunResult:
     there = [rank for rank in range(plan.world) if rank not in lost]
     ranks = [files.from_json(Measurement, files.read(folder / f"rank-{r}.json", "rank")) for r in there]
     if plan.exchange in ASYNCHRONOUS:
-        return one_by_one(ranks, plan, job.batch, job.warm_up, str(folder), list(lost))
+        result = one_by_one(ranks, plan, job.batch, job.warm_up, str(folder), list(lost))
+        result.timeline.save(folder / "timeline.json")
+        return result
     return together(ranks, plan, job.warm_up, str(folder))
