@@ -17,10 +17,11 @@ from trainplan.program.lower.backend import backend
 from trainplan.program.lower.buckets import Bucket
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
+from trainplan.program.ops import Kind
 from trainplan.program.traffic import summing
 from trainplan.report.table import gib_number, milliseconds, table
 from trainplan.search.reasons import pieces, reason
-from trainplan.units import count, gb_per_s, gib, percent, seconds
+from trainplan.units import count, gb_per_s, gib, percent, seconds, some
 
 _ORDERS = {
     "naive": "one micro-batch after the other goes forward and back through all stages, which take turns",
@@ -178,6 +179,8 @@ def _moves(layout: Layout, cluster: Cluster) -> list[str]:
     for stage, buckets in enumerate(layout.buckets):
         if buckets:
             lines.append(_exchange(layout, stage, buckets))
+        if layout.units[stage]:
+            lines.append(_shared_out(layout, stage))
     for tie in layout.ties:
         ranks = sorted({rank for stage in tie.stages for rank in plan.replicas_of(stage)})
         lines.append(
@@ -185,6 +188,26 @@ def _moves(layout: Layout, cluster: Cluster) -> list[str]:
             "after the last backward"
         )
     return lines
+
+
+def _shared_out(layout: Layout, stage: int) -> str:
+    """What is gathered and scattered of a stage that its replicas share out."""
+    plan, units = layout.plan, layout.units[stage]
+    passes, whole = plan.micro, sum(unit.bytes for unit in units)
+    again = sum(units[number].bytes for number in layout.gathers_in(stage, Kind.GATHER_B))
+    gathered = whole if plan.zero < 3 else passes * (whole + again)
+    scattered = whole * (passes if plan.zero > 1 else 1)
+    groups = plan.dp // plan.sharers
+    sent = (1 - 1 / plan.sharers) * (gathered + scattered) + 2 * (1 - 1 / groups) * whole / plan.sharers
+    where = f"stage {stage}: " if plan.pp > 1 else ""
+    what = {1: "optimizer states", 2: "gradients and optimizer states", 3: "weights, gradients and optimizer states"}
+    among = f"groups of {plan.sharers} of " if groups > 1 else ""
+    when = "every pass" if plan.zero == 3 else "the first forward pass"
+    return (
+        f"{where}{what[plan.zero]} of {gib(whole)} of weights, in {some(len(units), 'unit')}, shared out among {among}"
+        f"{_ranks(plan.replicas_of(stage))}: {gib(gathered)} gathered for {when}, {gib(scattered)} of gradients "
+        f"scattered, a step; a rank sends {gib(sent)}"
+    )
 
 
 def _exchange(layout: Layout, stage: int, buckets: list[Bucket]) -> str:

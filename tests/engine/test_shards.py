@@ -1,0 +1,40 @@
+"""What cannot be shared out is refused; what can be is found whole again."""
+
+import pytest
+import torch
+from torch import nn
+
+from trainplan.engine.shards import ELEMENTWISE, Shards, check_elementwise
+from trainplan.errors import PlanError
+from trainplan.program.lower.units import Unit
+
+
+class Layerwise(torch.optim.SGD):
+    """Somebody's own: what it does to a weight may depend on all of it."""
+
+
+def test_optimizers_that_need_whole_weights_are_refused_by_name() -> None:
+    weights = [nn.Parameter(torch.zeros(3, 3))]
+    for name in ELEMENTWISE:
+        check_elementwise(getattr(torch.optim, name)(weights), zero=1)
+    for optimizer in (torch.optim.Adafactor(weights), torch.optim.LBFGS(weights), Layerwise(weights)):
+        with pytest.raises(
+            PlanError, match=rf"zero=2 with {type(optimizer).__name__}: .*Try zero=0, or one of SGD, Adam"
+        ):
+            check_elementwise(optimizer, zero=2)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_weights_are_views_of_their_unit(zero: int) -> None:
+    """The second of three ranks has the end of one weight and the beginning of the other."""
+    weights = {"a": nn.Parameter(torch.arange(6.0).view(2, 3)), "b": nn.Parameter(torch.arange(6.0, 10.0))}
+    shards = Shards([Unit(("a", "b"), (6, 4), 4, sharers=3, first=0, last=0)], weights, place=1, zero=zero, group=None)
+    assert {name: piece.tolist() for name, piece in shards.pieces.items()} == {"a": [4.0, 5.0], "b": [6.0, 7.0]}
+    flat = shards.open(0)
+    flat.copy_(torch.arange(12.0))
+    assert weights["b"].tolist() == [6.0, 7.0, 8.0, 9.0]
+    shards.release(0)
+    assert flat.untyped_storage().nbytes() == (0 if zero == 3 else 48)
+    with torch.no_grad():
+        shards.pieces["b"].add_(1.0)
+    assert shards.own[0].tolist() == [4.0, 5.0, 7.0, 8.0]
