@@ -1,6 +1,7 @@
 """Asynchronous servers on real processes: what they record replays to the same weights, in one process and several."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,14 @@ from tests.engine.systems import BLOCKS
 from trainplan.bench.pool import pool
 from trainplan.engine.asynchronous import Applied
 from trainplan.engine.replay import Replayed, replay
+from trainplan.engine.serving import Shard
+from trainplan.errors import PlanError
 from trainplan.plan.keys import part_of
 from trainplan.plan.plan import Plan, plan
 from trainplan.profile.structure import structure
 from trainplan.program.lower import lower
+from trainplan.program.lower.backend import backend
+from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import Kind
 from trainplan.program.staleness import State, bound_of
 
@@ -110,3 +115,21 @@ def timeline(planned: Plan, model: str, optimizer: str, fields: dict, ranks: lis
             names = [event.name for event in sorted(found.events, key=lambda e: e.start) if event.kind in compute]
             assert names == [program.name(op) for op in ops if Kind(program.kind[op]).name in compute]
         assert sorted(events) == sorted(wanted)
+
+
+def test_pieces_of_a_parameter_need_an_optimizer_that_takes_them() -> None:
+    """Adafactor looks at rows and columns: whole parameters are fine, pieces of them are refused."""
+    job, model, captured = jobs.built("tied", "sgd")
+    job = replace(job, optimizer=lambda named: torch.optim.Adafactor([p for _, p in named]))
+    shape = structure(captured, job, job.inputs(2, 0))
+    values, cpu = jobs.values_of(model), torch.device("cpu")
+
+    def shard(split: int) -> Shard:
+        planned = plan(dp=2, servers=2, exchange="ps-bsp", split=split, blocks=BLOCKS["tied"])
+        service = Layout(planned, shape, 8, backend("gloo"), (0, 1)).service
+        assert service is not None
+        return Shard(service, 0, lambda names: values, job, captured.stand_ins(), cpu)
+
+    assert shard(split=10**6).parameters
+    with pytest.raises(PlanError, match=r"is split over 2 servers, and Adafactor may look.*split=\d+, or one of SGD"):
+        shard(split=4)

@@ -96,6 +96,7 @@ RIGHT = {
     "two directions": Case("gems", "tied", {"pp": 2, "micro": 3, "schedule": "gems", "stages": (2,), "bucket": 200}),
     "slices": Case("terapipe", "gpt", {"pp": 2, "micro": 2, "schedule": "terapipe", "stages": (2,), "slices": (3, 5)}),
     "lockstep": Case("torchgpipe-as-found", "tied", {"pp": 2, "micro": 2, "schedule": "lockstep", "stages": (2,)}),
+    "servers": Case("ps-bsp", "tied", {"dp": 2, "servers": 1, "exchange": "ps-bsp", "bucket": 300}),
 }
 
 
@@ -204,6 +205,21 @@ def another_barrier(program: Program) -> Program:
     return twice(program, "0BARRIER.9@1")
 
 
+def without_a_push(program: Program) -> Program:
+    """A server never gets a load of the second worker."""
+    return without(program, "0SEND_G0.1>1^1", "1RECV_G0.1^1")
+
+
+def loads_swapped(program: Program) -> Program:
+    """A server steps with the second load before the first."""
+    return swap(program, 2, "1STEP", "1STEP.1")
+
+
+def weights_too_short(program: Program) -> Program:
+    op = find(program, "1SEND_W0^1")
+    return change(program, "bytes", op, int(program.bytes[op]) - 8)
+
+
 WRONG = {
     "replicas": (without_exchange, without_one_exchange, exchanges_swapped, bucket_too_short),
     "pipeline": (computations_swapped, messages_swapped, without_a_message, another_message, message_too_long),
@@ -211,6 +227,7 @@ WRONG = {
     "two directions": (all_in_one_direction, directions_swapped, without_sum_of_directions),
     "slices": (slices_swapped, without_a_slice, slices_of_one_length),
     "lockstep": (without_a_barrier, another_barrier),
+    "servers": (without_a_push, loads_swapped, weights_too_short),
 }
 
 
