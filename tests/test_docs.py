@@ -46,7 +46,8 @@ def test_command(line: str, folder: Path, forked_python: str) -> None:
 def test_make_targets_named_in_the_docs_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for page in PAGES:
-        for target in re.findall(r"`?make ([a-z-]+)`?", page.read_text()):
+        # As code: between ` and `, or at the beginning of a line of a command block.
+        for target in re.findall(r"(?:`|^ *\$? ?)make\s([a-z-]+)", page.read_text(), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page.name} names make {target}"
 
 
