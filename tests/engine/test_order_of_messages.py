@@ -37,8 +37,8 @@ class InOrder(transport.Gloo):
         self.numbers[link] += tensors
         return self.numbers[link] - tensors
 
-    def send(self, tensors, to, tag):
-        return super().send(tensors, to, self.number((dist.get_rank(), to), len(tensors)))
+    def send(self, tensors, to, tag, op=-1):
+        return super().send(tensors, to, self.number((dist.get_rank(), to), len(tensors)), op)
 
     def receive(self, forms, source, tag):
         return super().receive(forms, source, self.number((source, dist.get_rank()), len(forms)))
