@@ -327,7 +327,7 @@ def test_explain_says_who_cut(profile):
             "the system pipedream (PipeDream) is not built yet. Try partition=pipedream, which cuts as it",
         ),
         ("hetpipe", "Try partition=hetpipe, which cuts as it does."),
-        ("horovod", "is not built yet. Try trainplan systems."),
+        ("megatron", "is not built yet. Try trainplan systems."),
     ],
 )
 def test_refusals(line, message, profile):

@@ -18,7 +18,6 @@ from trainplan.plan.plan import Plan
 from trainplan.plan.text import brief, text
 from trainplan.program.schedules import orders_of
 from trainplan.program.schedules.given import write_csv
-from trainplan.units import MIB
 
 
 def written(plan: Plan, path: str) -> tuple[str, str]:
@@ -29,9 +28,6 @@ def written(plan: Plan, path: str) -> tuple[str, str]:
     # A stage that is spread over ranks is, to a file, several pipelines that share ranks: of these, all ranks count.
     same = replace(plan, pp=len(lines), spread=(), chunks=1, pairs=1, schedule=GIVEN, order=lines, key="")
     words = [f"schedule={path}" if word.startswith("schedule=") else word for word in text(same).split()]
-    # Copies of a stage exchange gradients, also where they are not replicas of the whole pipeline.
-    if plan.dp == 1 and any(len(plan.replicas_of(stage)) > 1 for stage in range(plan.depth)):
-        words.append(f"bucket={plan.bucket // MIB}MiB" if plan.bucket % MIB == 0 else f"bucket={plan.bucket}B")
     return file, " ".join(words)
 
 
