@@ -32,15 +32,15 @@ RATE = BLOCK / 56e-3  # bytes a second: naps and sums are long beside what a bus
 BATCH, WARM_UP, STEPS = 8, 1, 3
 
 
-class SlowLink:
+class SleepingLink:
     """Sums that take as long as their bytes, one after the other."""
 
     def __init__(self, fast: Callable[[Tensor], dist.Work]) -> None:
         self.fast, self.free = fast, 0.0
 
-    def __call__(self, tensor: Tensor) -> "SlowLink.Sum":
+    def __call__(self, tensor: Tensor) -> "SleepingLink.Sum":
         self.free = max(self.free, time.perf_counter()) + tensor.nbytes / RATE
-        return SlowLink.Sum(self.fast(tensor), self.free)
+        return SleepingLink.Sum(self.fast(tensor), self.free)
 
     class Sum:
         def __init__(self, work: dist.Work, until: float) -> None:
@@ -57,7 +57,7 @@ def train(rank: int, world: int, choices: Plan) -> Measurement:
     job, skeleton, captured = sleeping._captured()
     trainer = Trainer(choices, job, captured, lambda names: skeleton.materialise(names, 0))
     exchange = trainer.part.exchange
-    exchange.sum = SlowLink(exchange.sum)
+    exchange.sum = SleepingLink(exchange.sum)
     found = measure(trainer, [(job.inputs(BATCH, 0), None)] * (WARM_UP + STEPS), warm_up=WARM_UP)
     dist.barrier()
     trainer.close()

@@ -20,6 +20,7 @@ from trainplan.plan.plan import plan
 from trainplan.profile.structure import structure
 from trainplan.program.agenda import Agenda
 from trainplan.program.check import check
+from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower import lower
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.program import Program
@@ -48,8 +49,8 @@ def decided(case: Case) -> list[Agenda]:
 
 
 def lane_of(event: Event, groups: dict[str, int]) -> tuple:
-    """What an event occupies on its rank; messages to different stages do not hold each other up, nor do the sums of
-    different groups."""
+    """What an event occupies on its rank; messages to different stages do not hold each other up, nor do sums in rounds
+    of different groups: each group has a thread for them."""
     lane = SPECS[Kind[event.kind]].lane
     return (lane, event.kind, groups.get(event.name, -1)) if lane is not Lane.COMPUTE else (lane,)
 
@@ -69,7 +70,11 @@ def program_of(case: Case, agendas: Sequence[Agenda] = ()) -> Program:
 
 def hold(program: Program, events: dict[int, list[Event]]) -> None:
     """What every rank did is what the program says."""
-    groups = {str(op): int(program.group[op.id]) for op in program.ops()}
+    groups = {
+        str(op): int(program.group[op.id])
+        for op in program.ops()
+        if program.classes[program.cost[op.id]].by in BY_ROUNDS
+    }
     for rank, found in events.items():
         planned = [
             Event(program.name(op), Kind(program.kind[op]).name, rank, place, place, int(program.bytes[op]))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainplan.profile.profile import Parameter
-from trainplan.program.lower.units import pieces, units
+from trainplan.program.lower.units import sections, units
 
 
 @st.composite
@@ -20,7 +20,7 @@ def models(draw):
 @given(models(), st.integers(1, 200), st.integers(1, 6))
 def test_units_cover_the_weights(model, limit: int, sharers: int) -> None:
     blocks, parameters = model
-    cut = pieces(parameters, 0, blocks, limit)
+    cut = sections(parameters, 0, blocks, limit)
     assert [block for piece in cut for block in range(*piece)] == list(range(blocks))
     found = units(parameters, cut, sharers)
     assert sorted(name for unit in found for name in unit.names) == sorted(p.name for p in parameters if p.trainable)

@@ -59,6 +59,8 @@ def test_the_answer_is_that_of_simulating_everything(seed, in_parts, memory, fou
     found = recommend(profile, four, BATCH, memory=memory, top=4)
     assert found.simulated < len(plans) == found.considered
     whole = [row for row in found.ranked if shape_of(row.prediction.plan) in best]
+    assert whole
+    assert memory or len(whole) == len(found.ranked) == 4
     assert {shape_of(row.prediction.plan) for row in whole} == set(shapes[: len(whole)])
     # What else there is fits only because replicas share out their states.
     assert all(row.prediction.plan.zero for row in found.ranked if row not in whole)

@@ -158,7 +158,7 @@ def _sharded_backward(
     run: Runner, op: Instruction, place: int, done: Pass, roots: list[Tensor], seeds: list[Tensor | None]
 ) -> int:
     """A backward pass on whose way weights are gathered and gradients scattered."""
-    pieces, count = sharded.Pieces(run, place), len(run.part.layout.pieces[op.stage])
+    pieces, count = sharded.Pieces(run, place), len(run.part.layout.sections[op.stage])
     run.boundary = lambda piece: pieces.reach(count - 1 - piece)
     torch.autograd.backward(roots, seeds)
     run.boundary = None

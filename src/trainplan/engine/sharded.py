@@ -194,7 +194,7 @@ def between(run: Runner, op: Instruction, pieces: Pieces | None) -> Callable[[in
     Where one of its pieces begins, the next operations of the list are due; and what the piece before it has made gets
     a hook that says when backward comes there.
     """
-    cut, blocks = run.part.layout.pieces[op.stage], run.part.held[op.stage].stage.captured.blocks
+    cut, blocks = run.part.layout.sections[op.stage], run.part.held[op.stage].stage.captured.blocks
     if len(cut) < 2:
         return None
     starts = {first: number for number, (first, _) in enumerate(cut)}

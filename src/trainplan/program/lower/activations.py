@@ -109,7 +109,7 @@ def _in_pieces(ledger: Ledger, found: Found, home: Ints, stage: int, forward: In
     Gives what is left at the worst moment of the last piece.
     """
     layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds[stage]
-    ends = [first for first, _ in reversed(layout.pieces[stage])] or [b.block for b in layout.buckets[stage]]
+    ends = [first for first, _ in reversed(layout.sections[stage])] or [b.block for b in layout.buckets[stage]]
     lowest = np.minimum.accumulate(ends)
     lowest[-1] = bounds[0]
     highest = np.concatenate([[bounds[1] - 1], lowest[:-1]])

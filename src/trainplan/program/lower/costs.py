@@ -109,7 +109,7 @@ def _class(
     if kind is Kind.STEP:
         emptied = int(layout.copies[stage] > 1 and not layout.observed and layout.plan.zero < 2)
         return CostClass(kind, rank, -1, first, last, accumulate=emptied, until=layout.shared_share(stage))
-    pieces = layout.pieces[stage]
+    pieces = layout.sections[stage]
     if layout.units[stage] and (kind is Kind.F or kind is Kind.B) and layout.cut(kind, bool(last_pass)):
         first, last = pieces[unit if kind is Kind.F else len(pieces) - 1 - unit]
         return CostClass(kind, rank, -1, first, last, samples, accumulate=adds)

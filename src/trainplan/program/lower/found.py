@@ -117,7 +117,7 @@ class Found:
         if not (final and (self.layout.plan.zero or self.layout.crosses)):
             return whole
         last = self.layout.plan.blocks - 1
-        units = [last if self.layout.crosses else max(0, len(self.layout.pieces[stage]) - 1) for stage in stages]
+        units = [last if self.layout.crosses else max(0, len(self.layout.sections[stage]) - 1) for stage in stages]
         cut = self.ops(Kind.F, stages, units=units)
         return np.where(cut >= 0, cut, whole)
 

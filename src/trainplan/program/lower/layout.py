@@ -20,7 +20,7 @@ from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
 from trainplan.program.lower.parts import Part, parts_of, rule_of
 from trainplan.program.lower.service import Service, arranged, service
-from trainplan.program.lower.units import Piece, Unit, pieces, units
+from trainplan.program.lower.units import Section, Unit, sections, units
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints
 from trainplan.program.schedules import Order, orders_of
@@ -226,21 +226,21 @@ class Layout:
     # -- what replicas share out ------------------------------------------------------------------------------------
 
     @cached_property
-    def pieces(self) -> list[list[Piece]]:
-        """For every stage the pieces that its weights are gathered for, in turn; none where weights are not shared
+    def sections(self) -> list[list[Section]]:
+        """For every stage the runs of blocks that weights are gathered for, in turn; none where weights are not shared
         out."""
         stages = zip(self.parameters, self.plan.bounds, strict=True)
-        return [pieces(own, *bound, self.plan.bucket) if self.plan.zero else [] for own, bound in stages]
+        return [sections(own, *bound, self.plan.bucket) if self.plan.zero else [] for own, bound in stages]
 
     @cached_property
     def units(self) -> list[list[Unit]]:
         """For every stage the weights that its replicas share out."""
-        stages = zip(self.parameters, self.pieces, strict=True)
+        stages = zip(self.parameters, self.sections, strict=True)
         return [units(own, cut, self.plan.sharers) if cut else [] for own, cut in stages]
 
     def backward_pieces(self, stage: int) -> int:
         """Into how many operations a backward pass is cut that exchanges gradients on its way; 0: it does not."""
-        return len(self.pieces[stage]) if self.units[stage] else len(self.buckets[stage])
+        return len(self.sections[stage]) if self.units[stage] else len(self.buckets[stage])
 
     def cut(self, kind: Kind, marked: bool) -> bool:
         """Whether a pass of a stage that is shared out comes in pieces; `marked`: the first forward of a step, or the
@@ -253,12 +253,12 @@ class Layout:
         Where the backward pass of a micro-batch comes right after its forward pass, it starts with the weights that
         that one ended with.
         """
-        found, pieces = self.units[stage], len(self.pieces[stage])
+        found, count = self.units[stage], len(self.sections[stage])
         if self.plan.zero < 3 and kind is Kind.GATHER_B:
             return []
         if kind is Kind.GATHER_F:
             return list(range(len(found)))
-        kept = pieces - 1 if stage in self.turning else pieces
+        kept = count - 1 if stage in self.turning else count
         late = [number for number, unit in enumerate(found) if unit.last < kept]
         return sorted(late, key=lambda number: -found[number].last)
 

@@ -26,7 +26,7 @@ def forward(
     cut = layout.units[stage] and (layout.plan.zero == 3 or first)
     if not cut:
         return (*takes, Row(Kind.F, stage, line), *gives)
-    count = len(layout.pieces[stage])
+    count = len(layout.sections[stage])
     ahead = AHEAD if layout.plan.zero == 3 else count  # what stays anyway is gathered at once
     gathers = _Gathers(layout, stage, line, Kind.GATHER_F, ahead)
     rows = [*gathers.before(0), *takes]
@@ -40,7 +40,7 @@ def forward(
 
 def backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:
     """A backward pass that scatters on its way; the last of its step or another."""
-    count = len(layout.pieces[stage])
+    count = len(layout.sections[stage])
     gathers = _Gathers(layout, stage, line, Kind.GATHER_B)
     due = gathers.before(0)
     rows = [*([] if stage in layout.turning else due), *before]
@@ -55,7 +55,7 @@ def recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], l
     gathers = _Gathers(layout, stage, line, Kind.GATHER_B)
     due = gathers.before(0)
     rows: list[Row] = [] if stage in layout.turning else due
-    pieces = layout.pieces[stage]
+    pieces = layout.sections[stage]
     for place, (first, end) in enumerate(reversed(pieces)):
         for block in reversed(range(first, end)):
             rows.append(Row(Kind.R, stage, line, block))
@@ -86,7 +86,7 @@ class _Gathers:
 
     def __init__(self, layout: Layout, stage: int, line: int, kind: Kind, ahead: int = AHEAD) -> None:
         self.stage, self.line, self.kind, self.ahead = stage, line, kind, ahead
-        units, count = layout.units[stage], len(layout.pieces[stage])
+        units, count = layout.units[stage], len(layout.sections[stage])
         # How many pieces of the pass come before the one that reads it first.
         self.left = [
             (number, units[number].first if kind is Kind.GATHER_F else count - 1 - units[number].last)

@@ -40,7 +40,7 @@ def gathered(ledger: Ledger, found: Found, homes: Ints) -> None:
     """
     layout = found.layout
     for stage in layout.stages:
-        units, count = layout.units[stage], len(layout.pieces[stage])
+        units, count = layout.units[stage], len(layout.sections[stage])
         if not units:
             continue
         home = np.broadcast_to(homes[stage], (len(units), found.places))
@@ -92,7 +92,7 @@ def _ops(found: Found, kind: Kind, stage: int, units: list[int]) -> Ints:
 
 def _backward(found: Found, stage: int, piece: int) -> list[Ints]:
     """The operations of the backward passes of a piece that read weights, in order; -1 where a pass has none such."""
-    layout, pieces = found.layout, found.layout.pieces[stage]
+    layout, pieces = found.layout, found.layout.sections[stage]
     plain = found.ops(Kind.B, [stage], units=[len(pieces) - 1 - piece])[0]
     if not layout.recomputes:
         return [plain]
@@ -197,7 +197,7 @@ def _to_the_step(ledger: Ledger, found: Found, holdings: list, number: int, scat
 
 def _completes(found: Found, stage: int, piece: int) -> Ints:
     """The operation of every pass after which the gradients of a unit that starts with this piece are complete."""
-    layout, pieces = found.layout, found.layout.pieces[stage]
+    layout, pieces = found.layout, found.layout.sections[stage]
     if layout.splits:
         second = found.ops(Kind.W, [stage])[0]
         return np.where(second >= 0, second, found.backward([stage], final=True)[0])

@@ -52,7 +52,7 @@ def templates(layout: Layout, stage: int, line: int) -> Templates:
     weights = Row(Kind.W, stage, line)
     buckets = 0 if stage in layout.late else len(layout.buckets[stage])
     exchange = tuple(Row(Kind.REDUCE_GRAD, stage, line, unit) for unit in range(buckets))
-    exchange += sharded.scatters(layout, stage, line, range(len(layout.pieces[stage])), last=True)
+    exchange += sharded.scatters(layout, stage, line, range(len(layout.sections[stage])), last=True)
     return replace(
         found,
         input_backward=(*before, Row(Kind.I, stage, line), *after),

@@ -1,8 +1,9 @@
 """Units: weights that replicas share out together, gather together, and whose gradients they sum together.
 
-A stage is cut into **pieces**, runs of neighbouring blocks, each closed once its weights have reached the bucket size.
-A piece has a unit of the weights that only its blocks use. Weights that several pieces use (an embedding that is also
-the output layer) are units of their own, gathered before the first piece that reads them and kept until the last.
+A stage is cut into **sections**, runs of neighbouring blocks, each closed once its weights have reached the bucket
+size. A section has a unit of the weights that only its blocks use. Weights that several sections use (an embedding that
+is also the output layer) are units of their own, gathered before the first section that reads them and kept until the
+last.
 
 The weights of a unit lie one after the other in one flat tensor, which is cut into as many equal shares as there are
 replicas to share it (the last one is filled up with zeros). So a rank has one run of elements of a unit, of some
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 
 from trainplan.profile.profile import Parameter
 
-Piece = tuple[int, int]  # blocks first ≤ b < last
+Section = tuple[int, int]  # blocks first ≤ b < last
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Unit:
     counts: tuple[int, ...]  # elements of each
     item: int  # bytes of an element
     sharers: int
-    first: int  # the first piece of the stage that reads it, and the last
+    first: int  # the first section of the stage that reads it, and the last
     last: int
 
     @property
@@ -65,18 +66,18 @@ class Unit:
         return found
 
 
-def pieces(parameters: Sequence[Parameter], first: int, last: int, limit: int) -> list[Piece]:
-    """The pieces of a stage of blocks first ≤ b < last; those without weights go with their neighbours.
+def sections(parameters: Sequence[Parameter], first: int, last: int, limit: int) -> list[Section]:
+    """The sections of a stage of blocks first ≤ b < last; those without weights go with their neighbours.
 
     >>> own = [Parameter(f"{block}", (block,), count=1, bytes=8) for block in (1, 2, 3, 5)]
-    >>> pieces(own, 0, 7, limit=16), pieces(own, 0, 7, limit=1), pieces([], 0, 7, limit=1)
+    >>> sections(own, 0, 7, limit=16), sections(own, 0, 7, limit=1), sections([], 0, 7, limit=1)
     ([(0, 3), (3, 7)], [(0, 2), (2, 3), (3, 4), (4, 7)], [(0, 7)])
     """
     sizes = dict.fromkeys(range(first, last), 0)
     for parameter in parameters:
         if len(parameter.blocks) == 1:
             sizes[parameter.blocks[0]] += parameter.bytes
-    found, begin, size = list[Piece](), first, 0
+    found, begin, size = list[Section](), first, 0
     for block in range(first, last):
         size += sizes[block]
         if size >= limit and size and any(sizes[later] for later in range(block + 1, last)):
@@ -85,14 +86,14 @@ def pieces(parameters: Sequence[Parameter], first: int, last: int, limit: int) -
     return [*found, (begin, last)]
 
 
-def units(parameters: Sequence[Parameter], cut: Sequence[Piece], sharers: int) -> list[Unit]:
-    """The units of a stage, in the order in which its pieces first read them. What other stages hold too is in none."""
+def units(parameters: Sequence[Parameter], cut: Sequence[Section], sharers: int) -> list[Unit]:
+    """The units of a stage, in the order in which its sections read them. What other stages hold too is in none."""
     (begin, _), (_, end) = cut[0], cut[-1]
-    piece_of = {block: number for number, (first, last) in enumerate(cut) for block in range(first, last)}
+    section_of = {block: number for number, (first, last) in enumerate(cut) for block in range(first, last)}
     found: dict[tuple[int, int, int], list[Parameter]] = {}
     for parameter in parameters:
         if parameter.trainable and all(begin <= block < end for block in parameter.blocks):
-            span = piece_of[min(parameter.blocks)], piece_of[max(parameter.blocks)]
+            span = section_of[min(parameter.blocks)], section_of[max(parameter.blocks)]
             found.setdefault((*span, parameter.bytes // parameter.count), []).append(parameter)
     return [
         Unit(tuple(p.name for p in own), tuple(p.count for p in own), item, sharers, first, last)
