@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainplan import files
-from trainplan.engine.checkpoint import latest
+from trainplan.engine.checkpoint_folder import latest
 from trainplan.engine.trainer import StepResult
 
 

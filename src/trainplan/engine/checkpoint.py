@@ -4,26 +4,19 @@ Tensors are saved by torch's distributed checkpoint under the model's own parame
 the name of the parameter that it belongs to, so any rank of any plan finds what it needs. The optimizer's groups and
 the scheduler are the same on every rank (`workload.optimizer`), so rank 0 writes them.
 
-    checkpoint/
-      trainplan.json       what it is of, the step, the seed, the place in the data, and the sizes of all files
-      training.pt          groups (names of their parameters, and their settings) and the scheduler's state
-      .metadata, *.distcp  the tensors
-
-A checkpoint appears whole or not at all: it is written to a folder beside its place, and renamed. Whatever is killed
-meanwhile, the one that was there before is found again.
+A checkpoint appears whole or not at all: it is written to a folder beside its place (`checkpoint_folder.py`), and
+renamed. Whatever is killed meanwhile, the one that was there before is found again.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import re
 import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,31 +28,25 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainplan import files
+from trainplan.engine.checkpoint_folder import (
+    ABOUT,
+    TRAINING,
+    About,
+    broken,
+    line_of,
+    old_place,
+    put_back,
+    read_about,
+    saved_tensors,
+)
 from trainplan.errors import InputError, RunError
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 from trainplan.workload.optimizer import Groups
 
 if TYPE_CHECKING:
-    from trainplan.engine.runner import Held
+    from trainplan.engine.held import Held
     from trainplan.engine.trainer import Trainer
-
-_ABOUT, _TRAINING = "trainplan.json", "training.pt"
-
-
-@dataclass(frozen=True)
-class About:
-    """What a checkpoint says of itself."""
-
-    workload: str
-    plan: str
-    optimizer: str  # the name of its class
-    scheduler: str  # "": none
-    step: int  # steps that are done
-    seed: int
-    place: dict[str, Any]  # in the data: what `Trainer.place` was
-    files: dict[str, int] = field(default_factory=dict)  # name → bytes, of all files but this one
-
 
 # -- saving -----------------------------------------------------------------------------------------------------------
 
@@ -74,10 +61,10 @@ def save(trainer: Trainer, path: str | Path) -> None:
     if trainer.rank == 0:
         training = _training(trainer)
         try:
-            _put_back(path)
+            put_back(path)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            (partial / _TRAINING).write_bytes(training)
+            (partial / TRAINING).write_bytes(training)
         except OSError as error:
             raise RunError(f"saving {path}", str(error.strerror), instead) from None
     _barrier()
@@ -92,8 +79,8 @@ def save(trainer: Trainer, path: str | Path) -> None:
         raise RunError(f"saving {path}", _reason(error), instead) from None
     if trainer.rank == 0:
         sizes = {found.name: found.stat().st_size for found in sorted(partial.iterdir())}
-        files.write(partial / _ABOUT, "checkpoint", files.to_json(_about(trainer, sizes)))
-        old = _old(path)
+        files.write(partial / ABOUT, "checkpoint", files.to_json(_about(trainer, sizes)))
+        old = old_place(path)
         if path.exists():
             os.replace(path, old)
         os.replace(partial, path)
@@ -106,17 +93,6 @@ def refuse_servers(plan: Plan) -> None:
     if plan.servers:
         why = f"the optimizer's state is in pieces on {plan.servers} server(s), and these are not saved"
         raise RunError(f"a checkpoint under {plan_text.brief(plan)!r}", why, "exchange=dataparallel or all-reduce")
-
-
-def _old(path: Path) -> Path:
-    return path.with_name(f".{path.name}.old")
-
-
-def _put_back(path: Path) -> None:
-    """The checkpoint that stood here, should somebody have been killed between the two renames of `save`."""
-    if not path.exists() and _old(path).exists():
-        os.replace(_old(path), path)
-    shutil.rmtree(_old(path), ignore_errors=True)
 
 
 def _about(trainer: Trainer, sizes: dict[str, int]) -> About:
@@ -146,7 +122,7 @@ def _training(trainer: Trainer) -> bytes:
         torch.load(stream, weights_only=True)  # what cannot be read again is found now, not on the day it is needed
     except Exception as error:
         what = "saving the settings of the optimizer and the state of its scheduler"
-        why = f"they hold more than numbers, words, tensors, and lists or dicts of those ({_line(error)})"
+        why = f"they hold more than numbers, words, tensors, and lists or dicts of those ({line_of(error)})"
         raise RunError(what, why, "a state_dict of the scheduler that leaves it out") from None
     return stream.getvalue()
 
@@ -222,11 +198,11 @@ def load(trainer: Trainer, path: str | Path) -> None:
     trainer.settle()
     path = Path(path)
     if trainer.rank == 0:
-        _put_back(path)
+        put_back(path)
     _barrier()
     # From here to `dcp.load` every rank looks at the whole checkpoint, so that all refuse it, or none.
     about = read_about(path)
-    saved = _saved(path)
+    saved = saved_tensors(path)
     _check_model(trainer, path, about, saved)
     training = _check_training(trainer, path, about)
     # Stage by stage, and unit by unit of what is shared out: all ranks load together, and one that has fewer to load
@@ -241,7 +217,7 @@ def load(trainer: Trainer, path: str | Path) -> None:
             with _quiet():
                 dcp.load(wanted, checkpoint_id=str(path), no_dist=not dist.is_initialized())
         except CheckpointException as error:
-            raise _broken(path, _reason(error)) from None
+            raise broken(path, _reason(error)) from None
         if held is not None:
             _take_state(held, wanted, unit)
     for held in trainer.part.held.values():
@@ -269,57 +245,6 @@ def _unit_wanted(held: Held, unit: int) -> tuple[dict[str, nn.Parameter], dict[s
     own = {name: held.shards.pieces[name] for name in held.shards.units[unit].parts(held.shards.place)}
     whole = dict(zip(held.shards.units[unit].names, held.shards.weights[unit], strict=True))
     return own, {f"model.{name}": torch.empty(whole[name].shape, dtype=p.dtype) for name, p in own.items()}
-
-
-def read_about(path: Path) -> About:
-    """What a checkpoint says of itself, if all its files are there."""
-    if not (path / _ABOUT).is_file():
-        why = f"there is no {_ABOUT} in it, so it is not one of trainplan's" if path.is_dir() else "it is not there"
-        raise InputError(f"checkpoint {path}", f"it cannot be read: {why}", _neighbour(path))
-    about = files.from_json(About, files.read(path / _ABOUT, "checkpoint"), f"checkpoint {path}")
-    for name, size in about.files.items():
-        found = (path / name).stat().st_size if (path / name).is_file() else 0
-        if found != size:
-            raise _broken(path, f"{name} has {found:,} of {size:,} bytes")
-    return about
-
-
-def latest(folder: Path, since: float = 0.0) -> Path | None:
-    """The checkpoint with the most steps among those that a run left in its folder, `since` a time.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name in ("checkpoint-8", "checkpoint-12", ".checkpoint-16.partial"):
-    ...     (folder / name).mkdir()
-    ...     (folder / name / "trainplan.json").touch()
-    >>> latest(folder).name, latest(folder, since=1e12)
-    ('checkpoint-12', None)
-    """
-    found = [
-        path
-        for path in folder.glob("checkpoint-*")
-        if re.fullmatch(r"checkpoint-\d+", path.name)
-        and (path / _ABOUT).is_file()
-        and (path / _ABOUT).stat().st_mtime >= since
-    ]
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
-def _neighbour(path: Path) -> str:
-    """Another checkpoint that may have been meant."""
-    folders = [folder for folder in (path, path.parent) if folder.is_dir()]
-    return next((str(found) for folder in folders if (found := latest(folder))), "a folder that trainplan saved")
-
-
-def _broken(path: Path, why: str) -> InputError:
-    return InputError(f"checkpoint {path}", f"it is broken: {why}", "the checkpoint before it")
-
-
-def _saved(path: Path) -> dict[str, Any]:
-    try:
-        return dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    except Exception as error:  # whatever unpickling a broken file raises
-        raise _broken(path, f"the table of its tensors cannot be read ({_line(error)})") from None
 
 
 def _check_model(trainer: Trainer, path: Path, about: About, saved: dict[str, Any]) -> None:
@@ -351,9 +276,9 @@ def _check_training(trainer: Trainer, path: Path, about: About) -> dict[str, Any
             why = f"it was saved with {theirs or f'no {what}'}, and this run has {ours or 'none'}"
             raise InputError(f"checkpoint {path}", why, f"the {what} that it was saved with")
     try:
-        training: dict[str, Any] = torch.load(path / _TRAINING, map_location="cpu", weights_only=True)
+        training: dict[str, Any] = torch.load(path / TRAINING, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise _broken(path, f"{_TRAINING} cannot be read ({_line(error)})") from None
+        raise broken(path, f"{TRAINING} cannot be read ({line_of(error)})") from None
     _check_groups(trainer.optimizer_groups, [tuple(group["names"]) for group in training["groups"]], path)
     return training
 
@@ -429,12 +354,7 @@ def _like(value: Any, there: Any) -> Any:
 def _reason(error: CheckpointException) -> str:
     """What the first rank that failed said."""
     rank, (first, _) = min(error.failures.items(), key=lambda item: item[0])
-    return f"rank {rank}: {_line(first)}"
-
-
-def _line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]:.200}" if text else type(error).__name__
+    return f"rank {rank}: {line_of(first)}"
 
 
 @contextmanager

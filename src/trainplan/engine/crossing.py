@@ -27,9 +27,10 @@ from trainplan.program.text import Key
 from trainplan.workload.workload import Batch
 
 if TYPE_CHECKING:
+    from trainplan.engine.held import Held
     from trainplan.engine.instructions import Instruction
     from trainplan.engine.recorder import Recorder
-    from trainplan.engine.runner import Held, Part, Runner
+    from trainplan.engine.runner import Part, Runner
 
 _TENSOR_BY_TENSOR = (
     "SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD",

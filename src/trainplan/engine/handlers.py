@@ -18,10 +18,11 @@ from torch.utils import _pytree as pytree
 
 from trainplan.engine import blockwise, crossing, sharded, two_parts
 from trainplan.engine.clocks import now
+from trainplan.engine.held import Held
 from trainplan.engine.instructions import Instruction
 from trainplan.engine.observed import Observed
 from trainplan.engine.pending import Returning, await_later, exchange, noted
-from trainplan.engine.runner import Held, Runner
+from trainplan.engine.runner import Runner
 from trainplan.engine.served import add_received, give, push, step_of_server
 from trainplan.engine.tied import side_by_side
 from trainplan.engine.transport import Works

@@ -105,7 +105,7 @@ def check_request(
         if not os.access(found, os.W_OK):
             raise InputError(f"--out {out}", f"nothing can be written into {found}", "--out trainplan-run")
     if resume:
-        from trainplan.engine.checkpoint import read_about
+        from trainplan.engine.checkpoint_folder import read_about
 
         path = Path(resume)
         # Whoever was killed between the two renames of a save left the checkpoint here; rank 0 puts it back.

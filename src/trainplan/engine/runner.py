@@ -8,7 +8,6 @@ nothing; everything that could be decided is in the program.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,17 +18,15 @@ from torch import Tensor, nn
 from trainplan.engine.clocks import now
 from trainplan.engine.decided import Exchange
 from trainplan.engine.exchanges import Sums
+from trainplan.engine.held import Held
 from trainplan.engine.instructions import Instruction, instructions
 from trainplan.engine.recorder import Recorder
-from trainplan.engine.reducer import Reducer
 from trainplan.engine.seeds import seed_of
 from trainplan.engine.serving import Shard, Weights
 from trainplan.engine.sharded import Chain, Gathered
-from trainplan.engine.shards import Shards
 from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending
 from trainplan.errors import RunError
 from trainplan.profile.capture.sliced import Carry, Slice
-from trainplan.profile.capture.stage import Stage
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.service import Load
 from trainplan.program.ops import COLLECTIVES, RECEIVES, SENDS, Kind
@@ -41,40 +38,6 @@ SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W)  # messages betwee
 _TENSORS = 1024  # that a message with running statistics may carry
 # These go on after their handler has returned, or are several operations in one call.
 NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES, Kind.TICK)
-
-
-@dataclass
-class Held:
-    """A copy of one stage, as this rank holds it."""
-
-    number: int  # of the stage
-    stage: Stage
-    module: nn.Module  # what runs a forward pass: the stage itself, or DDP around it
-    optimizer: torch.optim.Optimizer
-    scheduler: Any
-    is_last: bool
-    is_first_copy: bool  # whose running statistics count, and which is saved
-    reducer: Reducer | None = None
-    counted: tuple[nn.Parameter, ...] = ()  # parameters whose gradients this copy adds to the norm
-    no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
-    shards: Shards | None = None  # what replicas share out of it
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Those that are trained, by name."""
-        return {name: p for name, p in self.stage.named_parameters() if p.requires_grad}
-
-    @property
-    def stepped(self) -> dict[str, nn.Parameter]:
-        """What the optimizer steps here, by name: those, or this rank's part of them."""
-        return stepped(self.parameters, self.shards)
-
-
-def stepped(parameters: dict[str, nn.Parameter], shards: Shards | None) -> dict[str, nn.Parameter]:
-    """Of these parameters what is stepped here."""
-    if shards is None:
-        return parameters
-    return {name: p for name, p in parameters.items() if name not in shards.names} | shards.pieces
 
 
 @dataclass

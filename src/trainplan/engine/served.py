@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, tensor
 
 from trainplan.engine.clocks import now
+from trainplan.engine.held import Held
 from trainplan.engine.instructions import Instruction
-from trainplan.engine.runner import Held, Runner
+from trainplan.engine.runner import Runner
 from trainplan.engine.serving import Shard, joined
 
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from trainplan.engine.held import Held
 from trainplan.engine.shards import ELEMENTWISE
 from trainplan.engine.transport import Form
 from trainplan.errors import PlanError
 from trainplan.plan.text import brief
+from trainplan.program.lower.buckets import Bucket
 from trainplan.program.lower.service import Load, Service
 from trainplan.workload.optimizer import Groups, make, scheduler_of
 from trainplan.workload.workload import Workload
@@ -24,11 +26,11 @@ from trainplan.workload.workload import Workload
 class Weights:
     """The weights of a worker, bucket by bucket; and its running statistics, which the root sends along."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], buckets: Iterable[Sequence[str]], buffers: list[Tensor]):
-        self.buffers = buffers
+    def __init__(self, held: Held, buckets: Iterable[Bucket]):
+        self.buffers = [buffer for _, buffer in held.stage.named_buffers()]
         self.flat: list[Tensor] = []
-        for names in buckets:
-            members = [parameters[name] for name in names]
+        for bucket in buckets:
+            members = [held.parameters[name] for name in bucket.names]
             flat = torch.cat([p.detach().reshape(-1) for p in members])
             for p, view in zip(members, flat.split([p.numel() for p in members]), strict=True):
                 p.data = view.view_as(p)

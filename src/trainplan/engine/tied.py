@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trainplan.program.lower.buckets import Tie
 
 if TYPE_CHECKING:
-    from trainplan.engine.runner import Held
+    from trainplan.engine.held import Held
 
 
 def copies_of(tie: Tie, held: dict[int, Held]) -> list[list[nn.Parameter]]:

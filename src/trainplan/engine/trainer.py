@@ -13,7 +13,6 @@ of the program.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,12 @@ from trainplan.engine.asynchronous import Applied, Server, say_goodbye
 from trainplan.engine.crossing import begin, close, keep_agendas, replay, settle
 from trainplan.engine.evaluation import evaluate
 from trainplan.engine.exchanges import Sums, sums_of
-from trainplan.engine.observed import WARM_UP_STEPS, Observed
+from trainplan.engine.held import bind, hold
+from trainplan.engine.observed import WARM_UP_STEPS
 from trainplan.engine.recorder import Recorder, now
-from trainplan.engine.reducer import Reducer
-from trainplan.engine.runner import Held, Part, Runner, stepped
+from trainplan.engine.runner import Part, Runner
 from trainplan.engine.serving import Shard, Weights
 from trainplan.engine.sharded import Chain
-from trainplan.engine.shards import Shards, check_elementwise
 from trainplan.engine.tied import copies_of
 from trainplan.engine.transport import transport
 from trainplan.engine.weights import weights_of
@@ -61,7 +59,7 @@ from trainplan.program.program import Program
 from trainplan.program.timeline import Event
 from trainplan.workload.batch import as_batch, to_device
 from trainplan.workload.batch import split as split_batch
-from trainplan.workload.optimizer import Groups, make, scheduler_of
+from trainplan.workload.optimizer import Groups
 from trainplan.workload.workload import Batch, Workload
 
 
@@ -110,7 +108,7 @@ class Trainer:
         self._values = values
         self.stages: dict[int, Stage] = {}  # by number
         for number in numbers:
-            self.stages[number] = self._stage(number, values)
+            self.stages[number] = bind(self, number, values)
             if compiled:
                 self.stages[number].compiled()
         self.steps_done = 0
@@ -121,27 +119,11 @@ class Trainer:
         self.record_again: Sequence[Applied] = ()  # that such a server is to repeat
         self._recorded_from = 0
         self._runners: dict[int, Runner] = {}
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self.groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}  # by their ranks
         self._sums: dict[tuple[int, ...], Sums] = {}
         self._part: Part | None = None
         self._transport = transport(backend, self.device)
-        self._optimizer_groups: Groups = ()
         self._evaluation: dict[int, Stage] = {}
-
-    def _stage(self, number: int, values: Callable[[set[str]], Mapping[str, Tensor]]) -> Stage:
-        """A stage with its values. Weights that another stage of this rank has too are copied: their gradients are
-        summed over all holders, wherever these are."""
-        stage = self.captured.stage(*self.plan.bounds[number])
-        taken = {name for other in self.stages.values() for name, _ in other.named_parameters()}
-        given = dict(values(set(stage.holds)))
-        given |= {name: nn.Parameter(given[name].detach().clone()) for name in taken & set(stage.holds)}
-        stage.bind(given, self.device)
-        # Parameters that the loss does not depend on: nobody waits for their gradients, no optimizer moves them.
-        idle = {p.name for p in self.shape.parameters if not p.trainable}
-        for name, parameter in stage.named_parameters():
-            if name in idle:
-                parameter.requires_grad_(False)
-        return stage
 
     def _sliced(self, compiled: bool) -> list[Slice]:
         """The slices of every sequence, where the plan has any."""
@@ -185,14 +167,13 @@ class Trainer:
         """What the runners of all batch sizes share, made with the first."""
         layout = Layout(self.plan, self.shape, batch, find_backend(self.backend), tuple(range(self.plan.dp)))
         for ranks, group in zip(program.groups, self._new_groups(program.groups), strict=True):
-            self._groups.setdefault(ranks, group)
-        groups = [self._groups[ranks] for ranks in program.groups]
+            self.groups.setdefault(ranks, group)
+        groups = [self.groups[ranks] for ranks in program.groups]
         self._transport.connect(program.links)
-        sums = sums_of(program, self.rank, self._transport, self._groups, self._sums)
+        sums = sums_of(program, self.rank, self._transport, self.groups, self._sums)
         if self._part is not None:
             return Part(**{**vars(self._part), "layout": layout, "groups": groups, "sums": sums})
-        held = {number: self._held(number, layout, groups) for number in self.stages}
-        shard = self._shard(layout) if self.is_server else None
+        held = {number: hold(self, number, layout) for number in self.stages}
         ties = {layout.first_tie + n: tie for n, tie in enumerate(layout.ties)}
         self._part = Part(
             layout=layout, replica=self.replica, held=held, loss=self.workload.loss,
@@ -200,70 +181,26 @@ class Trainer:
             slices=self.slices, sums=sums,
             chain=Chain(self.device, layout.backend.receives_wait) if self.plan.zero else None,
             tied={unit: copies_of(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
-            weights=self._weights(layout, held[0]) if layout.service is not None and held else None, shard=shard,
+            weights=Weights(held[0], layout.buckets[0]) if layout.service is not None and held else None,
+            shard=self._shard(layout) if self.is_server else None,
             exchange=begin(layout, held[0], self.recorder, self.replica) if layout.decides else None,
         )  # fmt: skip
         return self._part
+
+    def _shard(self, layout: Layout) -> Shard:
+        assert layout.service is not None  # or there would be no servers
+        server = self.rank - self.plan.workers
+        return Shard(layout.service, server, self._values, self.workload, self.captured.stand_ins(), self.device)
 
     @property
     def is_server(self) -> bool:
         """Whether this rank is a parameter server, which trains nothing itself."""
         return self.rank >= self.plan.workers
 
-    def _shard(self, layout: Layout) -> Shard:
-        assert layout.service is not None  # or there would be no servers
-        stand_ins = self.captured.stand_ins()
-        server = self.rank - self.plan.workers
-        shard = Shard(layout.service, server, self._values, self.workload, stand_ins, self.device)
-        self._optimizer_groups = shard.groups
-        return shard
-
-    def _weights(self, layout: Layout, held: Held) -> Weights:
-        buffers = [buffer for _, buffer in held.stage.named_buffers()]
-        return Weights(held.parameters, [bucket.names for bucket in layout.buckets[0]], buffers)
-
-    def _held(self, number: int, layout: Layout, groups: list[dist.ProcessGroup | None]) -> Held:
-        """A stage, with everything that trains it."""
-        stage = self.stages[number]
-        parameters = {name: p for name, p in stage.named_parameters() if p.requires_grad}
-        module: nn.Module = stage
-        reducer = None
-        if layout.observed:
-            module = Observed(stage, groups[0], self.plan.bucket)
-        elif layout.buckets[number]:
-            reducer = Reducer(parameters, [bucket.names for bucket in layout.buckets[number]])
-        shards = self._shards(number, parameters, layout)
-        own = stepped(parameters, shards)
-        optimizer, self._optimizer_groups = make(
-            self.workload.optimizer, self.captured.stand_ins(), own, shards.names if shards is not None else ()
-        )
-        if shards is not None:
-            check_elementwise(optimizer, self.plan.zero)
-        # In a replica each weight counts once: in the first stage that holds it, and there in the first copy.
-        elsewhere = {name for tie in layout.ties if number in tie.stages[1:] for name in tie.names}
-        copies = [self.plan.rank(self.replica, number, line) for line in range(self.plan.lines)]
-        counted = () if copies[0] != self.rank else tuple(p for name, p in own.items() if name not in elsewhere)
-        if shards is not None and shards.place:  # what is not shared out the first of those who share counts
-            counted = tuple(shards.pieces.values())
-        return Held(
-            number=number, stage=stage, module=module, optimizer=optimizer,
-            scheduler=scheduler_of(self.workload, optimizer), is_last=number == layout.stages[-1],
-            is_first_copy=self.plan.replicas_of(number)[0] == self.rank, reducer=reducer, counted=counted,
-            no_sync=module.no_sync if isinstance(module, Observed) else nullcontext, shards=shards,
-        )  # fmt: skip
-
-    def _shards(self, number: int, parameters: dict[str, nn.Parameter], layout: Layout) -> Shards | None:
-        """What this rank has of a stage whose states are shared out."""
-        if not layout.units[number]:
-            return None
-        ranks, _ = layout.share_group(number, layout.sharing(self.replica))
-        place = self.replica % self.plan.sharers
-        return Shards(layout.units[number], parameters, place, self.plan.zero, self._groups[ranks])
-
     def _new_groups(self, groups: tuple[tuple[int, ...], ...]) -> list[dist.ProcessGroup | None]:
-        fresh = tuple(ranks for ranks in dict.fromkeys(groups) if ranks not in self._groups)
+        fresh = tuple(ranks for ranks in dict.fromkeys(groups) if ranks not in self.groups)
         made = dict(zip(fresh, groups_of(fresh), strict=True)) if fresh else {}
-        return [made.get(ranks, self._groups.get(ranks)) for ranks in groups]
+        return [made.get(ranks, self.groups.get(ranks)) for ranks in groups]
 
     @property
     def part(self) -> Part:
@@ -305,8 +242,8 @@ class Trainer:
     @property
     def optimizer_groups(self) -> Groups:
         """Names of the parameters in each group of the optimizer: of the whole model, so the same on every rank."""
-        assert self.part  # the optimizer is made with it
-        return self._optimizer_groups
+        shard = self.part.shard
+        return shard.groups if shard is not None else next(iter(self.part.held.values())).names
 
     # -- training ---------------------------------------------------------------------------------------------------
 
@@ -400,10 +337,10 @@ class Trainer:
             self.server.close()
         elif self.is_asynchronous and not self.is_server:
             say_goodbye(next(iter(self._runners.values())))
-        for group in self._groups.values():
+        for group in self.groups.values():
             if group is not None:
                 dist.destroy_process_group(group)
-        self._groups, self._sums = {}, {}
+        self.groups, self._sums = {}, {}
 
     # -- the measured timeline --------------------------------------------------------------------------------------
 

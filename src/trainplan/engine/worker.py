@@ -23,11 +23,11 @@ from trainplan.engine.asynchronous import load as recorded
 from trainplan.engine.attempt import Begun, attempt, begun, keep_steps, kept_steps
 from trainplan.engine.faults import is_lost
 from trainplan.engine.feed import batches
+from trainplan.engine.held import Held
 from trainplan.engine.job import Job
 from trainplan.engine.measurement import Measurement, measure, peak_bytes
 from trainplan.engine.nodes import agree, hand_over
 from trainplan.engine.recorder import now
-from trainplan.engine.runner import Held
 from trainplan.engine.trainer import StepResult, Trainer, build
 from trainplan.engine.world import join, leave, tell, told
 from trainplan.errors import TrainplanError

@@ -10,9 +10,10 @@ import itertools
 from dataclasses import replace
 
 from trainplan.errors import PlanError, nearest
+from trainplan.plan.decided import DECIDED, check_decided, check_decided_model
 from trainplan.plan.exchanges import check_exchange
 from trainplan.plan.order import GIVEN, known
-from trainplan.plan.plan import EXCHANGE_FIELDS, WORDS, Plan, usual_lines, usual_placement
+from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
 from trainplan.plan.served import check_served, check_served_model
 from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
@@ -31,7 +32,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
         if getattr(plan, field) < 1:
             raise PlanError(asked, f"{field} counts from 1, and is {getattr(plan, field)}", f"{field}=1")
     check_order(plan, asked)
-    _exchange(plan, asked)
+    check_decided(plan, asked)
     _placement(plan, asked)
     check_sharding(plan, asked)
     check_exchange(plan, asked)
@@ -194,64 +195,6 @@ def _slices(plan: Plan, asked: str) -> None:
         raise PlanError(asked, why, "slices=4, or schedule=gpipe for whole sequences")
 
 
-DECIDED = tuple(EXCHANGE_FIELDS)  # exchanges whose order is decided while running
-BY_PRIORITY = ("p3", "bytescheduler", "pace")  # of these, those whose slices may go during the next forward pass
-MOST_PARTS = 4096  # of the gradients of a step: each has its round
-_LEAST: dict[str, float] = {"threshold": 0, "cycle": 1e-6, "slice": 1, "credit": 1}
-_USUAL = {"threshold": "64MiB", "cycle": "5ms", "slice": "160000B", "credit": "16MB", "fused": "3,1,2"}
-
-
-def _exchange(plan: Plan, asked: str) -> None:
-    """An exchange that is decided while running has the numbers that it asks for, replicas, and whole passes."""
-    own = EXCHANGE_FIELDS.get(plan.exchange, ())
-    for field, usual in _USUAL.items():
-        value = getattr(plan, field)
-        if field not in own and value:
-            others = [word for word, fields in EXCHANGE_FIELDS.items() if field in fields]
-            raise PlanError(asked, f"{field} is a number of {' and '.join(others)}", f"exchange={others[0]}")
-        if field in own and field in _LEAST and value < _LEAST[field]:
-            why = f"exchange={plan.exchange} wants {field} of {_LEAST[field]:g} or more, and it is {value:g}"
-            raise PlanError(asked, why, f"{field}={usual}")
-    if "fused" in own and (not plan.fused or min(plan.fused) < 1):
-        why = "pace says how many gradients each fused tensor has, at least one"
-        raise PlanError(asked, why, f"fused={_USUAL['fused']}, or leaving it open")
-    if not own:
-        return
-    if plan.dp < 2:
-        raise PlanError(asked, f"with dp={plan.dp} there is nothing to exchange", "dp=2")
-    if plan.zero:
-        why = f"exchange={plan.exchange} sums gradients for everybody, and zero={plan.zero} shares them out"
-        raise PlanError(asked, why, "exchange=all-reduce, or zero=0")
-    if plan.pp > 1:
-        why = f"exchange={plan.exchange} sums the gradients of whole models, and pp={plan.pp} cuts them into stages"
-        raise PlanError(asked, why, "pp=1, or exchange=all-reduce")
-    if plan.recompute != "none":
-        why = f"exchange={plan.exchange} follows a backward pass gradient by gradient, not block by block"
-        raise PlanError(asked, why, "recompute=none, or exchange=all-reduce")
-    if plan.overlap == "off":
-        why = f"exchange={plan.exchange} decides what to send while backward passes run"
-        raise PlanError(asked, why, "overlap=on, or exchange=all-reduce")
-
-
-def _exchange_of(plan: Plan, profile: Profile) -> None:
-    """What such an exchange asks of the model."""
-    asked = f"plan {brief(plan)!r} for {profile.workload}"
-    own = [p for p in profile.parameters if p.trainable]
-    if plan.exchange in BY_PRIORITY and profile.clip_norm > 0:
-        why = (
-            f"gradients are clipped to a norm of {profile.clip_norm:g} over all of them, and {plan.exchange} updates "
-            "the first blocks while later ones are still being summed"
-        )
-        raise PlanError(asked, why, "exchange=horovod or all-reduce")
-    if plan.exchange == "pace" and plan.fused and sum(plan.fused) != len(own):
-        why = f"fused={','.join(map(str, plan.fused))} are {sum(plan.fused)} gradients, and the model has {len(own)}"
-        raise PlanError(asked, why, "leaving it open")
-    if plan.slice and sum(p.bytes for p in own) > plan.slice * MOST_PARTS:
-        least = -(-sum(p.bytes for p in own) // MOST_PARTS)
-        why = f"slices of {plan.slice} bytes are more than {MOST_PARTS}, and each has a round of its own"
-        raise PlanError(asked, why, f"slice={least}B or more")
-
-
 def check_model(plan: Plan, profile: Profile) -> Plan:
     """The plan itself, if its slices are slices of this model's sequences, and these can be cut (a sketch may leave
     the slices open); if its servers have something to serve; and if its exchange does not ask for what this model's
@@ -259,7 +202,7 @@ def check_model(plan: Plan, profile: Profile) -> Plan:
     asked = f"plan {brief(plan)!r} for {profile.workload}"
     check_served_model(plan, profile, asked)
     if plan.exchange in DECIDED:
-        _exchange_of(plan, profile)
+        check_decided_model(plan, profile)
     if plan.schedule != SLICED:
         return plan
     if profile.whole_sequences is not None:

@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.cluster.cluster import Cluster
+from trainplan.plan.decided import MOST_PARTS
 from trainplan.plan.plan import EXCHANGE_FIELDS, Plan, Request
-from trainplan.plan.rules import MOST_PARTS, split
+from trainplan.plan.rules import split
 from trainplan.predict import collectives
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile

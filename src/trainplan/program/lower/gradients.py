@@ -19,6 +19,7 @@ from trainplan.program.exchanges import BY_ROUNDS, rounds_of
 from trainplan.program.exchanges.rounds import beside
 from trainplan.program.lower.buckets import Bucket
 from trainplan.program.lower.found import NEVER, Found
+from trainplan.program.lower.groups import stage_group
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.lower.served import served
@@ -68,7 +69,7 @@ def gradients(ledger: Ledger, found: Found) -> None:
 def _room(layout: Layout, holding: Holding, bucket: Bucket) -> int:
     """Bytes beside a bucket for what arrives while it is summed in rounds. (Where one replica stands for all, for that
     which needs most.)"""
-    _, members = layout.stage_group((holding.stage,))
+    _, members = stage_group(layout, (holding.stage,))
     rounds = rounds_of(layout.sums_by, members, bucket.bytes // bucket.element, layout.plan.node)
     room = beside(rounds, len(members))
     own = room[members.index(layout.rank(holding.replica, holding.stage, holding.lines[0]))]

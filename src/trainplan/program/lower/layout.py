@@ -8,9 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
+from trainplan.plan.decided import BY_PRIORITY, DECIDED
 from trainplan.plan.exchanges import BY_BACKEND
 from trainplan.plan.plan import Plan
-from trainplan.plan.rules import BY_PRIORITY, DECIDED, micro_batches, splits_backward
+from trainplan.plan.rules import micro_batches, splits_backward
 from trainplan.plan.served import ASYNCHRONOUS, AT_ROOT, SERVED
 from trainplan.profile.profile import Amount, Parameter, Portion, Profile
 from trainplan.program.agenda import Agenda, Rule, in_turn
@@ -394,37 +395,3 @@ class Layout:
     def _places(self) -> dict[int, int]:
         """Of the ranks of the first replica: which of them it is."""
         return {rank: place for place, rank in enumerate(self.plan.ranks(0))}
-
-    def stage_group(self, stages: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ranks that hold any of these stages: in the program, and in the cluster."""
-        here = {holding.rank for holding in self.holdings if holding.stage in stages}
-        everywhere = {rank for stage in stages for rank in self.plan.replicas_of(stage)}
-        return tuple(sorted(here)), tuple(sorted(everywhere))
-
-    def share_group(self, stage: int, group: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ranks that share out a stage: in the program, and in the cluster."""
-        size = self.plan.sharers
-        return self._of_replicas(stage, range(group * size, (group + 1) * size))
-
-    def across_group(self, stage: int, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ranks that have the same share of a stage in every group: in the program, and in the cluster."""
-        return self._of_replicas(stage, range(place, self.plan.dp, self.plan.sharers))
-
-    def _of_replicas(self, stage: int, replicas: range) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        here = {self.local(replica, stage) for replica in replicas if replica in self.replicas}
-        return tuple(sorted(here)), tuple(sorted({self.rank(replica, stage) for replica in replicas}))
-
-    def norm_group(self, replica: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ranks whose gradients together are those of the model, once each."""
-        if not self.plan.zero:
-            return self.replica_group(replica)
-        size, group = self.plan.sharers, self.sharing(replica)
-        found = [self._of_replicas(stage, range(group * size, (group + 1) * size)) for stage in self.stages]
-        here, everywhere = ({rank for pair in found for rank in pair[side]} for side in (0, 1))
-        return tuple(sorted(here)), tuple(sorted(everywhere))
-
-    def replica_group(self, replica: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ranks of a replica: in the program, and in the cluster."""
-        pairs = [(stage, line) for stage in self.stages for line in range(self.plan.lines)]
-        here, everywhere = ({where(replica, *pair) for pair in pairs} for where in (self.local, self.rank))
-        return tuple(sorted(here)), tuple(sorted(everywhere))

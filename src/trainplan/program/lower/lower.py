@@ -22,6 +22,7 @@ from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.backend import backend as find_backend
 from trainplan.program.lower.costs import cost_classes
 from trainplan.program.lower.found import Found
+from trainplan.program.lower.groups import across_group, norm_group, replica_group, share_group, stage_group
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Entries, Table, entries
 from trainplan.program.lower.values import values
@@ -169,7 +170,7 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         op[met] = len(alone) + len(entry) + which
         entry += met[first].tolist()
         for of, stage in zip(sharing[first].tolist(), stages[first].tolist(), strict=True):
-            group.append(number.setdefault((*layout.share_group(stage, of), -1), len(number)))
+            group.append(number.setdefault((*share_group(layout, stage, of), -1), len(number)))
     # So are barriers: one for each replica, step and phase.
     met = np.flatnonzero(barrier)
     replicas, steps, phases = table.replica[lists.row[met]], lists.step[met], lists.phase[met]
@@ -178,7 +179,7 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
     op[met] = len(alone) + len(entry) + which
     entry += met[first].tolist()
     for replica in np.unique(replicas).tolist():
-        of = number.setdefault((*layout.replica_group(replica), -1), len(number))
+        of = number.setdefault((*replica_group(layout, replica), -1), len(number))
         group += [of] * int((replicas[first] == replica).sum())  # names are in the order of replicas
     return _Numbers(
         op, np.concatenate([alone, np.array(entry, dtype=np.int64)]),
@@ -208,12 +209,12 @@ def _apart(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> in
 def _members(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Who takes part in a collective: ranks of the program, and of the cluster."""
     if kind == Kind.NORM:
-        return layout.norm_group(replica)
+        return norm_group(layout, replica)
     if kind == Kind.REDUCE_GRAD and unit >= layout.first_tie:
-        return layout.stage_group(layout.ties[unit - layout.first_tie].stages)
+        return stage_group(layout, layout.ties[unit - layout.first_tie].stages)
     if kind == Kind.REDUCE_GRAD and layout.units[stage]:
-        return layout.across_group(stage, replica)
-    return layout.stage_group((stage,))
+        return across_group(layout, stage, replica)
+    return stage_group(layout, (stage,))
 
 
 def _resources(
