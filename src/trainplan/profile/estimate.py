@@ -144,7 +144,7 @@ def _block(
 
 
 # Operators of attention, which go by pairs of tokens; all others go by tokens.
-ATTENTION = {"attention", "bmm", "baddbmm", "_softmax", "_softmax_backward_data"}
+ATTENTION = {"attention", "attention_backward", "bmm", "baddbmm", "_softmax", "_softmax_backward_data"}
 _POINTS = [(0.25, 0.25), (0.25, 0.5), (0.25, 0.75), (0.25, 1.0), (0.5, 0.5), (0.5, 1.0)]  # share of the tokens, reach
 
 

@@ -5,7 +5,8 @@ Run under fake tensors, it also keeps the books of an allocator that never alloc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -15,12 +16,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from trainplan.profile.arithmetic import NAMES
 from trainplan.profile.memory import storage_bytes
 
 aten = torch.ops.aten
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
 CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
+# Where the two factors of a product are among its arguments.
+_FACTORS = {"mm": slice(2), "bmm": slice(2), "addmm": slice(1, 3), "baddbmm": slice(1, 3)}
 # These neither compute nor move anything.
 _FREE = {aten.detach, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
@@ -33,9 +37,14 @@ class Op:
     flops: float
     read: int  # bytes
     written: int
-    # Of a matrix product (rows, inner, columns); of a convolution (groups, stride, kernel height, kernel width).
+    # Of a matrix product (rows, inner, columns), its batch being what the FLOPs are more than theirs;
+    # of a convolution (samples, channels in, channels out, places written, places of the kernel, stride, groups);
+    # of attention (heads of all samples, queries, keys, width of a head); of pooling (places of the kernel,).
     shape: tuple[int, ...] = ()
     share: float = 1.0  # of its FLOPs that a kernel really does; half in attention that looks back only
+    precision: str = ""  # of the numbers that it reads: fp32, bf16, fp16, fp64; "": none of them
+    layout: str = ""  # of a product's two factors, as they lie in memory: n by rows, t by columns
+    elements: int = 0  # of the largest tensor that it reads or writes
 
 
 class Recorder(TorchDispatchMode):
@@ -126,12 +135,30 @@ def _bytes(storages: dict[int, tuple[Tensor, int]]) -> int:
 def _described(function: Any, args: Any, kwargs: Any, out: Any, read: int, written: int) -> Op:
     packet = function.overloadpacket
     name = packet.__name__
+    touched = [leaf for leaf in pytree.tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)]
+    numbers = next((t.dtype for t in touched if t.is_floating_point()), None)
+    about: dict[str, Any] = {
+        "precision": NAMES.get(numbers, "") if numbers is not None else "",
+        "elements": max((t.numel() for t in touched), default=0),
+    }
     if packet in (_ATTENTION, _ATTENTION_BACKWARD):
-        return _attention(packet, args, kwargs, read, written)
-    if packet in flop_registry:
-        flops = float(flop_registry[packet](*args, **kwargs, out_val=out))
-        return Op(name, flops, read, written, _shape(name, args))
-    return Op(name, 0.0, read, written)
+        return replace(_attention(packet, args, kwargs, read, written), **about)
+    shape = _shape(name, args, out)
+    if packet is aten.convolution_backward:
+        flops = convolution_flops(shape) * sum(args[10][:2])  # torch counts depthwise weights as if they were dense
+    else:
+        flops = float(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else 0.0
+    return Op(name, flops, read, written, shape, layout=_layout(name, args), **about)
+
+
+def convolution_flops(shape: tuple[int, ...]) -> float:
+    """FLOPs of a convolution of such a shape; backward takes as many for its input, and again for its weights.
+
+    >>> convolution_flops((32, 64, 128, 28 * 28, 9, 1, 1)) == 2 * 32 * 28 * 28 * 64 * 128 * 9
+    True
+    """
+    samples, ins, outs, places, kernel, _, groups = shape
+    return 2.0 * samples * places * kernel * (ins // groups) * outs
 
 
 def _attention(packet: Any, args: Any, kwargs: Any, read: int, written: int) -> Op:
@@ -142,18 +169,38 @@ def _attention(packet: Any, args: Any, kwargs: Any, read: int, written: int) -> 
     product = 2.0 * torch.Size(batch).numel() * queries * key.shape[-2] * width
     place = 7 if backward else 4
     causal = kwargs.get("is_causal", args[place] if len(args) > place else False)
-    return Op("attention", product * (5 if backward else 2), read, written, share=0.5 if causal else 1.0)
+    return Op(
+        "attention_backward" if backward else "attention",
+        product * (5 if backward else 2),
+        read,
+        written,
+        (torch.Size(batch).numel(), queries, key.shape[-2], width),
+        share=0.5 if causal else 1.0,
+    )
 
 
-def _shape(name: str, args: Any) -> tuple[int, ...]:
-    if name in ("mm", "bmm"):
-        first, second = args[:2]
-    elif name in ("addmm", "baddbmm"):
-        first, second = args[1:3]
-    elif name == "convolution":
-        return (int(args[8]), max(args[3]), *args[1].shape[2:])
-    elif name == "convolution_backward":
-        return (int(args[9]), max(args[4]), *args[2].shape[2:])
-    else:
-        return ()
-    return (first.shape[-2], first.shape[-1], second.shape[-1])
+def _shape(name: str, args: Any, out: Any) -> tuple[int, ...]:
+    """What `Op.shape` says of an operator."""
+    if name in _FACTORS:
+        first, second = args[_FACTORS[name]]
+        return (first.shape[-2], first.shape[-1], second.shape[-1])
+    if name in ("convolution", "_convolution", "convolution_backward"):
+        backward = name == "convolution_backward"
+        given, weight = args[1:3] if backward else args[:2]
+        stride, transposed, groups = (args[4], args[7], args[9]) if backward else (args[3], args[6], args[8])
+        outs, ins = weight.shape[0], weight.shape[1] * groups
+        # A transposed convolution is the backward pass of the one from what it writes to what it reads.
+        written = given if transposed else args[0] if backward else out
+        return (len(given), ins, outs, written.shape[2:].numel(), weight.shape[2:].numel(), max(stride), int(groups))
+    if "pool" in name:
+        # A pool's kernel comes after its input, or after the gradient and the input; an adaptive one has none.
+        sizes = next((a for a in args if isinstance(a, list | tuple)), ()) if "adaptive" not in name else ()
+        return (prod(sizes),) if sizes else ()
+    return ()
+
+
+def _layout(name: str, args: Any) -> str:
+    """How the factors of a product lie in memory: by rows or by columns."""
+    if name not in _FACTORS:
+        return ""
+    return "".join("t" if f.stride(-1) != 1 and f.stride(-2) == 1 else "n" for f in args[_FACTORS[name]])

@@ -15,6 +15,7 @@ from trainplan.errors import InputError
 from trainplan.profile.operators import CONVOLUTIONS, Op
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"}
+ATTENTIONS = {"attention", "attention_backward"}
 # Operators that go over their input twice: once for its statistics, once to use them.
 READ_TWICE = {"native_batch_norm", "native_batch_norm_backward", "_log_softmax", "_softmax"}
 
@@ -95,12 +96,12 @@ def run_seconds(op: Op, speed: Speed) -> float:
     arithmetic = 0.0
     stream = STREAM
     if op.name in CONVOLUTIONS:
-        groups, stride, *kernel = op.shape or (1, 1)
-        share = WINOGRAD if (stride, kernel) == (1, [3, 3]) and not speed.tensor_convolutions else speed.convolution
+        *_, kernel, stride, groups = op.shape or (0, 1, 1)
+        share = WINOGRAD if (kernel, stride) == (9, 1) and not speed.tensor_convolutions else speed.convolution
         arithmetic = op.flops / (speed.convolutions * share)
         if groups > 1:
             stream = DEPTHWISE_STREAM
-    elif op.name == "attention":
+    elif op.name in ATTENTIONS:
         arithmetic = op.flops * op.share / (speed.products * ATTENTION)
     elif op.flops:
         share = PRODUCT
@@ -132,7 +133,7 @@ def between(small: Op, large: Op, position: float) -> Op:
     """The operator for another number of samples: everything about it is a straight line in the samples.
 
     >>> between(Op("mm", 10.0, 4, 2, (2, 8, 8)), Op("mm", 20.0, 6, 4, (4, 8, 8)), 2.0)
-    Op(name='mm', flops=30.0, read=8, written=6, shape=(6, 8, 8), share=1.0)
+    Op(name='mm', flops=30.0, read=8, written=6, shape=(6, 8, 8), share=1.0, precision='', layout='', elements=0)
     """
 
     def line(a: float, b: float) -> float:
@@ -144,4 +145,5 @@ def between(small: Op, large: Op, position: float) -> Op:
         read=round(line(small.read, large.read)),
         written=round(line(small.written, large.written)),
         shape=tuple(round(line(a, b)) for a, b in zip(small.shape, large.shape, strict=True)),
+        elements=round(line(small.elements, large.elements)),
     )
