@@ -15,7 +15,7 @@ from trainplan.predict.predict import predict
 from trainplan.profile.estimate import estimate
 from trainplan.profile.gap import two_lanes
 from trainplan.profile.measure import measure
-from trainplan.profile.operators import Op
+from trainplan.profile.op import Op
 from trainplan.profile.roofline import KERNEL_S, MISALIGNED, PRODUCT, STREAM, run_seconds, speed_of
 from trainplan.workload.load import load
 

@@ -15,7 +15,7 @@ from trainplan.errors import InputError
 from trainplan.profile import by_slice, machine
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
-from trainplan.profile.operators import Op
+from trainplan.profile.op import Op
 from trainplan.profile.profile import Block, Floats, Parameter, Profile, Provenance
 from trainplan.profile.roofline import (
     ISSUE_BACKWARD_S,

@@ -5,7 +5,7 @@ Run under fake tensors, it also keeps the books of an allocator that never alloc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -18,33 +18,15 @@ from torch.utils.flop_counter import flop_registry
 
 from trainplan.profile.arithmetic import NAMES
 from trainplan.profile.memory import storage_bytes
+from trainplan.profile.op import Op
 
 aten = torch.ops.aten
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
-CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
 # Where the two factors of a product are among its arguments.
 _FACTORS = {"mm": slice(2), "bmm": slice(2), "addmm": slice(1, 3), "baddbmm": slice(1, 3)}
 # These neither compute nor move anything.
 _FREE = {aten.detach, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
-
-
-@dataclass(frozen=True)
-class Op:
-    """One operator: a kernel, or a few."""
-
-    name: str  # as torch calls it: convolution, addmm …
-    flops: float
-    read: int  # bytes
-    written: int
-    # Of a matrix product (rows, inner, columns), its batch being what the FLOPs are more than theirs;
-    # of a convolution (samples, channels in, channels out, places written, places of the kernel, stride, groups);
-    # of attention (heads of all samples, queries, keys, width of a head); of pooling (places of the kernel,).
-    shape: tuple[int, ...] = ()
-    share: float = 1.0  # of its FLOPs that a kernel really does; half in attention that looks back only
-    precision: str = ""  # of the numbers that it reads: fp32, bf16, fp16, fp64; "": none of them
-    layout: str = ""  # of a product's two factors, as they lie in memory: n by rows, t by columns
-    elements: int = 0  # of the largest tensor that it reads or writes
 
 
 class Recorder(TorchDispatchMode):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from trainplan.cluster.cluster import Device
 from trainplan.errors import InputError
-from trainplan.profile.operators import CONVOLUTIONS, Op
+from trainplan.profile.op import CONVOLUTIONS, Op
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"}
 ATTENTIONS = {"attention", "attention_backward"}

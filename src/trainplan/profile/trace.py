@@ -26,7 +26,8 @@ from torch.overrides import TorchFunctionMode
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved
-from trainplan.profile.operators import CONVOLUTIONS, Op, Recorder
+from trainplan.profile.op import CONVOLUTIONS, Op
+from trainplan.profile.operators import Recorder
 from trainplan.profile.subject import first_used
 from trainplan.profile.update import state_bytes
 from trainplan.profile.walk import Walk

@@ -1,0 +1,25 @@
+"""One operator of a model: its arithmetic and the bytes that it moves. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator: a kernel, or a few."""
+
+    name: str  # as torch calls it: convolution, addmm …
+    flops: float
+    read: int  # bytes
+    written: int
+    # Of a matrix product (rows, inner, columns), its batch being what the FLOPs are more than theirs;
+    # of a convolution (samples, channels in, channels out, places written, places of the kernel, stride, groups);
+    # of attention (heads of all samples, queries, keys, width of a head); of pooling (places of the kernel,).
+    shape: tuple[int, ...] = ()
+    share: float = 1.0  # of its FLOPs that a kernel really does; half in attention that looks back only
+    precision: str = ""  # of the numbers that it reads: fp32, bf16, fp16, fp64; "": none of them
+    layout: str = ""  # of a product's two factors, as they lie in memory: n by rows, t by columns
+    elements: int = 0  # of the largest tensor that it reads or writes
