@@ -5,10 +5,12 @@ all stages, and M seconds through the slowest stage of the best partition there 
 
     one stage             Σ T                                 micro-batches go through one after the other
     naive                 max(Σ T, m M)
+    several stages        Σ T / p                             all ranks compute all the time
     gpipe                 T + (m - 1) M                       one passes everything, the slowest stage works m times
     1f1b, 1f1b-early      max(m M, T / (1 - (1 - 1/m)^p))
-    several stages a rank, two directions                     m T / p
     backward in two parts                                     nothing, before it is cut
+
+(T and M of the smallest micro-batch, where they are of different sizes.)
 
 For 1f1b: stage s cannot start before the stages ahead of it, nor end later than they need to finish, so
 V ≥ T_before(s) + m t(s) for every s; the t(s) that meet all of these with equality add up to V (1 - (1 - 1/m)^p).
@@ -49,19 +51,19 @@ class Bounds:
         """A step of any plan with this sketch takes at least as long."""
         sizes, micro = self._sizes(sketch), sketch.micro
         if sketch.pp == 1:
-            compute = sum(self._through(size, sketch.recompute) for size in sizes)
+            compute = self._whole(sizes, sketch.recompute)
             return (compute + (micro - 1) * self._accumulate + self._update) * self._slowed(sketch)
-        through, stage = self._through(min(sizes), "none"), self._stage(sketch, min(sizes))
+        if sketch.schedule in SPLIT_BACKWARD:
+            return 0.0
+        through, stage = self._through(sizes[-1], "none"), self._stage(sketch, sizes[-1])  # the smallest
+        whole = self._whole(sizes, "none")
+        compute = whole / sketch.pp
         if sketch.schedule == "naive":
-            compute = max(sum(self._through(size, "none") for size in sizes), micro * stage)
+            compute = max(whole, micro * stage)
         elif sketch.schedule == "gpipe":
-            compute = through + (micro - 1) * stage
+            compute = max(compute, through + (micro - 1) * stage)
         elif sketch.schedule in ("1f1b", "1f1b-early"):
-            compute = max(micro * stage, through / (1 - (1 - 1 / micro) ** sketch.pp))
-        elif sketch.schedule in SPLIT_BACKWARD:
-            compute = 0.0
-        else:
-            compute = micro * through / sketch.pp
+            compute = max(compute, micro * stage, through / (1 - (1 - 1 / micro) ** sketch.pp))
         return compute * self._slowed(sketch)
 
     def when_cut(self, sketch: Plan) -> float:
@@ -74,7 +76,7 @@ class Bounds:
     def likely(self, sketch: Plan) -> float:
         """About what a step takes, with equal stages: no bound, but an order in which to look."""
         sizes, p = self._sizes(sketch), sketch.pp
-        through = self._through(min(sizes), sketch.recompute)
+        through = self._whole(sizes, sketch.recompute) / sketch.micro
         idle = {"naive": (p - 1) * sketch.micro, "gems": (p - 1) * sketch.micro * 2 / 3}.get(sketch.schedule)
         if idle is None:
             idle = (p - 1) / sketch.chunks / (2 if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD else 1)
@@ -98,6 +100,12 @@ class Bounds:
 
     def _through(self, size: int, recompute: str) -> float:
         return self.tables.at(size, recompute).through
+
+    def _whole(self, sizes: tuple[int, ...], recompute: str) -> float:
+        """All micro-batches, one after the other: they have one size, or two."""
+        larger = sizes.count(sizes[0])
+        least = self._through(sizes[-1], recompute) if larger < len(sizes) else 0.0
+        return larger * self._through(sizes[0], recompute) + (len(sizes) - larger) * least
 
     def _sizes(self, sketch: Plan) -> tuple[int, ...]:
         return split(split(self.batch, sketch.dp)[0], sketch.micro)

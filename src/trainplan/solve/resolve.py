@@ -48,6 +48,7 @@ SLACKS = (0.05, 0.25)  # how much slower the slowest stage may be for the sake o
 NOTHING = 1e-3  # a gain that no prediction is good enough to promise
 FEW_CUTS = 64  # ways to cut that are all looked at; where there are more, only those one move away
 MOST_SIMULATED = 24  # cuts of one plan
+PATIENCE = 6  # of them that may bring nothing, one after the other
 _REPAIRS = 4  # times that the limit is tightened when the estimate of a stage's bytes was too low
 
 
@@ -172,7 +173,7 @@ def _moved(
 
     Cuts whose busiest stage alone takes longer than the best step so far need no simulation: most of them.
     """
-    plan, simulated = found.plan, 0
+    plan, simulated, in_vain = found.plan, 0, 0
     bound = Least(plan, cluster, batch, tables)
     stages = plan.wanted
     few = math.comb(plan.blocks - 1, stages - 1) <= FEW_CUTS
@@ -180,11 +181,12 @@ def _moved(
         around = itertools.combinations(range(1, plan.blocks), stages - 1) if few else _one_move(found.plan)
         before = found
         for least, trial in sorted((bound(trial), trial) for trial in set(around) - known):
-            if simulated == MOST_SIMULATED or least >= found.step_s * (1 - gain):
+            if MOST_SIMULATED == simulated or PATIENCE == in_vain or least >= found.step_s * (1 - gain):
                 break
-            simulated += 1
+            simulated, in_vain = simulated + 1, in_vain + 1
             known.add(trial)
-            found = best([found, _predict(replace(plan, stages=trial), cluster, batch, tables)])
+            better = best([found, _predict(replace(plan, stages=trial), cluster, batch, tables)])
+            found, in_vain = better, 0 if better is not found else in_vain
             if found is not before and not few:
                 break  # go on from there
         if few or found is before:
