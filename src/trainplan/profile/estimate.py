@@ -1,34 +1,33 @@
-"""An estimated profile: what a model would cost on a device that is not here.
+"""An estimated profile: what a model would cost on a device that is not here. No torch here, until a model is traced.
 
-The model is captured and traced on fake tensors (`trace`), so neither its weights nor the device are needed; bytes are
-those that autograd would save, seconds come from a roofline (`roofline`). A first answer: what is measured is better.
+The model is captured and traced on fake tensors (`modelled`), so neither its weights nor the device are needed; bytes
+are those that autograd would save, seconds come from a roofline (`roofline`). A first answer: what is measured is
+better.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import accumulate
 
 from trainplan.cluster.cluster import Device
+from trainplan.cluster.probe import machine
 from trainplan.errors import InputError
-from trainplan.profile import by_slice, machine
-from trainplan.profile.capture.captured import Captured, capture
-from trainplan.profile.capture.materialise import Skeleton
+from trainplan.profile import by_slice
 from trainplan.profile.op import Op
 from trainplan.profile.profile import Block, Floats, Parameter, Profile, Provenance
 from trainplan.profile.roofline import (
     ISSUE_BACKWARD_S,
     ISSUE_FORWARD_S,
     Speed,
-    between,
     issue_seconds,
     run_seconds,
     speed_of,
     update_seconds,
 )
-from trainplan.profile.structure import structure
-from trainplan.profile.trace import BlockTrace, Trace, trace, trace_update
+from trainplan.profile.traced import BlockTrace, Trace, Traced
 from trainplan.workload.workload import Workload
 
 Progress = Callable[[str, float], None]
@@ -47,100 +46,68 @@ def estimate(
     sizes = sorted(set(samples)) if samples is not None else [2**k for k in range(max(1, workload.batch).bit_length())]
     if not sizes or sizes[0] < 1:
         raise InputError(f"micro-batch sizes {list(samples or ())}", "each must be at least 1", "1,2,4,8")
-    say = progress or (lambda what, share: None)
-    say("capturing the model", 0.0)
-    skeleton = Skeleton(workload.build)
-    example = workload.inputs(2, 0)
-    captured = capture(skeleton.model, example, workload.loss)
-    base = structure(captured, workload, example)
-    say("tracing its operators", 0.5)
-    traces = _traces(captured, workload, sizes, gpu=not speed.is_cpu)
-    trained = {p.name: p.count for p in base.parameters if p.trainable}
-    update = trace_update(captured, workload, trained, gpu=not speed.is_cpu)
-    say("done", 1.0)
-    blocks = tuple(
-        _block(block, [t.blocks[index] for t in traces], sizes, speed, update.blocks[index], update.tensors[index])
-        for index, block in enumerate(base.blocks)
-    )
-    if base.whole_sequences is None:
-        blocks = tuple(_with_slices(block, traces[0].blocks[index], speed) for index, block in enumerate(blocks))
+    return priced(traced(workload, sizes, gpu=not speed.is_cpu, progress=progress), device, speed, sizes)
+
+
+def traced(workload: Workload, sizes: Sequence[int], gpu: bool, progress: Progress | None = None) -> Traced:
+    """What the model does."""
+    from trainplan.profile.modelled import modelled
+
+    return modelled(workload, sizes, gpu, progress or (lambda what, share: None))
+
+
+def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) -> Profile:
+    """The profile of what was traced, on a device."""
+    base, update = found.base, found.update
+    traces = [found.at(size) for size in sizes]
+    count = sum(p.count for p in base.parameters if p.trainable)
+    known: dict[tuple[int, ...], dict[str, Floats]] = {}  # by identity of its traces, what a block costs
+    blocks = []
+    for index, block in enumerate(base.blocks):
+        same = [trace.blocks[index] for trace in traces]
+        key = tuple(trace.identity for trace in same)
+        if key not in known:
+            known[key] = _passes(same, sizes, speed) | _slices(base, block, same[0], speed)
+        run, issue = update_seconds(update.blocks[index], update.tensors[index], speed)
+        blocks.append(replace(block, **known[key], update_s=run, update_issue_s=issue))  # type: ignore[arg-type]
     return replace(
         base,
         device=device.name,
         kind="estimated",
-        precision=precision,
+        precision=speed.precision,
         products_in="tf32" if speed.tensor_products else "fp32",
         convolutions_in="tf32" if speed.tensor_convolutions else "fp32",
         optimizer=update.optimizer,
-        state_bytes_per_parameter=update.state_bytes / max(1, sum(trained.values())),
+        state_bytes_per_parameter=sum(update.state_bytes) / max(1, count),
         samples=tuple(sizes),
-        blocks=tuple(_with_accumulation(b, i, base, speed) for i, b in enumerate(blocks)),
+        blocks=_with_accumulation(blocks, base, speed),
         crossings=tuple(replace(c, saved_by=traces[0].saved_by.get(c.name, ())) for c in base.crossings),
-        parameters=tuple(_ready(p, traces[-1], speed) for p in base.parameters),
+        parameters=_ready(base.parameters, traces[-1], speed),
         provenance=Provenance(
             machine=f"none: estimated for {device.name} from its data sheet",
-            made=machine.now(),
+            made=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=machine.versions(),
         ),
     )
 
 
-def _traces(captured: Captured, workload: Workload, sizes: list[int], gpu: bool) -> list[Trace]:
-    """Traces for all sizes. Two are run, the others lie on the lines through them."""
-    small, large = trace(captured, workload, 2, gpu), trace(captured, workload, 4, gpu)
-    alike = small.saved_by == large.saved_by and all(
-        [op.name for op in a.forward + a.backward] == [op.name for op in b.forward + b.backward]
-        for a, b in zip(small.blocks, large.blocks, strict=True)
-    )
-    if not alike:  # a model that does other things for other batches: then every size is traced
-        return [trace(captured, workload, size, gpu) for size in sizes]
-    return [_between(small, large, size) for size in sizes]
+def _passes(traces: list[BlockTrace], sizes: Sequence[int], speed: Speed) -> dict[str, Floats]:
+    """What a block costs."""
 
-
-def _between(small: Trace, large: Trace, samples: int) -> Trace:
-    position = (samples - small.samples) / (large.samples - small.samples)
-
-    def bytes_at(a: int, b: int) -> int:
-        return max(0, round(a + (b - a) * position))
-
-    def ops_at(a: list[Op], b: list[Op]) -> list[Op]:
-        return [between(x, y, position) for x, y in zip(a, b, strict=True)]
-
-    blocks = [
-        BlockTrace(
-            forward=ops_at(a.forward, b.forward),
-            backward=ops_at(a.backward, b.backward),
-            saved_bytes=bytes_at(a.saved_bytes, b.saved_bytes),
-            forward_workspace_bytes=bytes_at(a.forward_workspace_bytes, b.forward_workspace_bytes),
-            backward_workspace_bytes=bytes_at(a.backward_workspace_bytes, b.backward_workspace_bytes),
-            arrivals=a.arrivals,
-        )
-        for a, b in zip(small.blocks, large.blocks, strict=True)
-    ]
-    return Trace(samples, blocks, small.saved_by)
-
-
-def _block(
-    block: Block, traces: list[BlockTrace], sizes: list[int], speed: Speed, update: list[Op], tensors: int
-) -> Block:
-    def seconds(ops: list[Op]) -> float:
+    def seconds(ops: tuple[Op, ...]) -> float:
         return sum(run_seconds(op, speed) for op in ops)
 
-    run, issue = update_seconds(update, tensors, speed)
-    return replace(
-        block,
-        flops=traces[0].flops / sizes[0],
-        convolution_flops=traces[0].convolution_flops / sizes[0],
-        forward_s=tuple(seconds(t.forward) for t in traces),
-        backward_s=tuple(seconds(t.backward) for t in traces),
-        forward_issue_s=tuple(issue_seconds(t.forward, ISSUE_FORWARD_S, speed) for t in traces),
-        backward_issue_s=tuple(issue_seconds(t.backward, ISSUE_BACKWARD_S, speed) for t in traces),
-        update_s=run,
-        update_issue_s=issue,
-        saved_bytes=tuple(float(t.saved_bytes) for t in traces),
-        forward_workspace_bytes=tuple(float(t.forward_workspace_bytes) for t in traces),
-        backward_workspace_bytes=tuple(float(t.backward_workspace_bytes) for t in traces),
-    )
+    return {
+        "flops": traces[0].flops / sizes[0],  # type: ignore[dict-item]
+        "convolution_flops": traces[0].convolution_flops / sizes[0],  # type: ignore[dict-item]
+        "forward_s": tuple(seconds(t.forward) for t in traces),
+        "backward_s": tuple(seconds(t.backward) for t in traces),
+        "forward_issue_s": tuple(issue_seconds(t.forward, ISSUE_FORWARD_S, speed) for t in traces),
+        "backward_issue_s": tuple(issue_seconds(t.backward, ISSUE_BACKWARD_S, speed) for t in traces),
+        "saved_bytes": tuple(float(t.saved_bytes) for t in traces),
+        "forward_workspace_bytes": tuple(float(t.forward_workspace_bytes) for t in traces),
+        "backward_workspace_bytes": tuple(float(t.backward_workspace_bytes) for t in traces),
+    }
 
 
 # Operators of attention, which go by pairs of tokens; all others go by tokens.
@@ -148,8 +115,10 @@ ATTENTION = {"attention", "attention_backward", "bmm", "baddbmm", "_softmax", "_
 _POINTS = [(0.25, 0.25), (0.25, 0.5), (0.25, 0.75), (0.25, 1.0), (0.5, 0.5), (0.5, 1.0)]  # share of the tokens, reach
 
 
-def _with_slices(block: Block, traced: BlockTrace, speed: Speed) -> Block:
+def _slices(base: Profile, block: Block, block_trace: BlockTrace, speed: Speed) -> dict[str, Floats]:
     """Seconds of slices of sequences, from the operators of whole ones."""
+    if base.whole_sequences is not None:
+        return {}
 
     def part(op: Op, share: float, reach: float) -> Op:
         amount = share * reach if op.name in ATTENTION else share
@@ -157,28 +126,36 @@ def _with_slices(block: Block, traced: BlockTrace, speed: Speed) -> Block:
         # All pairs are computed, and then masked.
         return replace(op, flops=op.flops * amount, read=read, written=written, share=1.0)
 
-    def fit(ops: list[Op], whole: float) -> Floats:
+    def fit(ops: tuple[Op, ...]) -> Floats:
+        whole = sum(run_seconds(op, speed) for op in ops)
         points = [(x, r, sum(run_seconds(part(op, x, r), speed) for op in ops)) for x, r in _POINTS]
         return by_slice.terms(points, whole, whole, block.carried_bytes > 0) if ops else ()
 
-    return replace(
-        block,
-        slice_forward=fit(traced.forward, block.forward_s[0]),
-        slice_backward=fit(traced.backward, block.backward_s[0]),
-    )
+    return {"slice_forward": fit(block_trace.forward), "slice_backward": fit(block_trace.backward)}
 
 
-def _with_accumulation(block: Block, index: int, base: Profile, speed: Speed) -> Block:
+def _with_accumulation(blocks: list[Block], base: Profile, speed: Speed) -> tuple[Block, ...]:
     """Adding a gradient to another reads both and writes one."""
-    own = [p for p in base.parameters if p.trainable and p.blocks[0] == index]
-    adds = [Op("add_", 0.0, 2 * p.bytes, p.bytes) for p in own]
-    return replace(block, accumulate_s=sum(run_seconds(op, speed) for op in adds))
+    seconds = [0.0] * len(blocks)
+    for p in base.parameters:
+        if p.trainable:
+            seconds[p.blocks[0]] += run_seconds(Op("add_", 0.0, 2 * p.bytes, p.bytes), speed)
+    return tuple(replace(block, accumulate_s=s) for block, s in zip(blocks, seconds, strict=True))
 
 
-def _ready(parameter: Parameter, at: Trace, speed: Speed) -> Parameter:
+def _ready(parameters: Sequence[Parameter], at: Trace, speed: Speed) -> tuple[Parameter, ...]:
     """The share of its first block's backward pass that is over when a gradient arrives."""
-    block = at.blocks[parameter.blocks[0]]
-    if parameter.name not in block.arrivals:
-        return parameter
-    passed = list(accumulate((run_seconds(op, speed) for op in block.backward), initial=0.0))
-    return replace(parameter, ready=passed[block.arrivals[parameter.name]] / passed[-1] if passed[-1] else 1.0)
+    over: dict[int, list[float]] = {}  # by backward pass, seconds before each of its operators
+
+    def ready(parameter: Parameter) -> Parameter:
+        block = at.blocks[parameter.blocks[0]]
+        arrivals = block.arrivals or {}
+        if parameter.name not in arrivals:
+            return parameter
+        ops = block.backward
+        if id(ops) not in over:
+            over[id(ops)] = list(accumulate((run_seconds(op, speed) for op in ops), initial=0.0))
+        passed = over[id(ops)]
+        return replace(parameter, ready=passed[arrivals[parameter.name]] / passed[-1] if passed[-1] else 1.0)
+
+    return tuple(map(ready, parameters))

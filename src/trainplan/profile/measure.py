@@ -28,7 +28,8 @@ from trainplan.profile.one_by_one import measure_one_by_one
 from trainplan.profile.profile import Floats, Parameter, Profile, Provenance, WholeStep
 from trainplan.profile.structure import structure
 from trainplan.profile.subject import Subject
-from trainplan.profile.trace import Trace, trace
+from trainplan.profile.trace import trace
+from trainplan.profile.traced import Trace
 from trainplan.profile.update import time_updates
 from trainplan.units import gib
 from trainplan.workload.workload import Workload

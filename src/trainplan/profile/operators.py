@@ -5,7 +5,7 @@ Run under fake tensors, it also keeps the books of an allocator that never alloc
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from trainplan.profile.arithmetic import NAMES
 from trainplan.profile.memory import storage_bytes
 from trainplan.profile.op import Op
+from trainplan.profile.traced import Life
 
 aten = torch.ops.aten
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
@@ -40,8 +41,9 @@ class Recorder(TorchDispatchMode):
         self.gpu = gpu
         self.ops: list[Op] = []
         self._masks: dict[int, StorageWeakRef] = {}  # storages that dropout filled
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}  # storages that are followed
-        self._peak = 0
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}  # storages that are followed, with their place …
+        self._lives: list[Life] = []  # … among these
+        self._moment = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -68,35 +70,52 @@ class Recorder(TorchDispatchMode):
 
     # -- bytes alive ----------------------------------------------------------------------------------------------
 
-    def start(self) -> dict[int, tuple[StorageWeakRef, int]]:
-        """Begin a new piece of work: returns the storages of the last one that are still alive."""
-        self._count()
-        before, self._alive, self._peak = self._alive, {}, 0
-        return before
+    def begin(self) -> None:
+        """Begin a block: from here on, what is made is followed."""
+        self._alive, self._lives, self._moment = {}, [], 0
 
-    def resume(self, storages: dict[int, tuple[StorageWeakRef, int]]) -> int:
-        """Begin a piece of work that may free some storages; returns the bytes alive now."""
-        self.start()
-        self._alive = dict(storages)
-        self._peak = self._count()
-        return self._peak
+    def pause(self) -> Followed:
+        """Leave a block for a while: what its storages are, and the moment. `resume` takes it up again."""
+        return Followed(self._alive, self._lives, self.mark())
 
-    def stop(self) -> tuple[int, int]:
-        """(most bytes that were alive, bytes alive now) of what is followed."""
-        now = self._count()
-        return max(self._peak, now), now
+    def resume(self, followed: Followed) -> int:
+        """Take a block up again; returns the moment, at which what has gone meanwhile is gone."""
+        self._alive, self._lives, self._moment = followed.alive, followed.lives, followed.moment
+        return self.mark()
+
+    def mark(self) -> int:
+        """A moment at which nothing is made."""
+        self._moment += 1
+        self._bury()
+        return self._moment
+
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        return tuple(self._lives)
 
     def _follow(self, keys: Any, written: dict[int, tuple[Tensor, int]]) -> None:
+        if not keys:
+            return
+        self._moment += 1
+        self._bury()
         for key in keys:
             tensor = written[key][0]
-            self._alive[key] = (StorageWeakRef(tensor.untyped_storage()), self.bytes_of(tensor))
-        if keys:
-            self._peak = max(self._peak, self._count())
+            self._alive[key] = StorageWeakRef(tensor.untyped_storage()), len(self._lives)
+            self._lives.append(Life(self.bytes_of(tensor), self._moment, -1))
 
-    def _count(self) -> int:
+    def _bury(self) -> None:
         for key in [key for key, (reference, _) in self._alive.items() if reference.expired()]:
-            del self._alive[key]
-        return sum(size for _, size in self._alive.values())
+            _, place = self._alive.pop(key)
+            self._lives[place] = replace(self._lives[place], dies=self._moment)
+
+
+@dataclass
+class Followed:
+    """The storages of a block, while another one is at work."""
+
+    alive: dict[int, tuple[StorageWeakRef, int]]
+    lives: list[Life]
+    moment: int
 
 
 def _storages(tree: Any) -> dict[int, tuple[Tensor, int]]:

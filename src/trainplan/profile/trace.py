@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,9 +26,10 @@ from torch.overrides import TorchFunctionMode
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved
-from trainplan.profile.op import CONVOLUTIONS, Op
-from trainplan.profile.operators import Recorder
+from trainplan.profile.op import Op
+from trainplan.profile.operators import Followed, Recorder
 from trainplan.profile.subject import first_used
+from trainplan.profile.traced import BlockTrace, Trace, UpdateTrace
 from trainplan.profile.update import state_bytes
 from trainplan.profile.walk import Walk
 from trainplan.workload.batch import each_tensor, tensors
@@ -38,40 +39,9 @@ from trainplan.workload.workload import Workload
 aten = torch.ops.aten
 
 
-@dataclass
-class BlockTrace:
-    """The operators of a block, and its bytes."""
-
-    forward: list[Op] = field(default_factory=list)
-    backward: list[Op] = field(default_factory=list)
-    saved_bytes: int = 0
-    forward_workspace_bytes: int = 0
-    backward_workspace_bytes: int = 0
-    arrivals: dict[str, int] = field(default_factory=dict)  # parameter → operators of backward before its gradient
-
-    @property
-    def flops(self) -> float:
-        """Of the forward pass."""
-        return sum(op.flops for op in self.forward)
-
-    @property
-    def convolution_flops(self) -> float:
-        """Those of them that are in convolutions."""
-        return sum(op.flops for op in self.forward if op.name in CONVOLUTIONS)
-
-
-@dataclass
-class Trace:
-    """The operators of a model for one micro-batch size."""
-
-    samples: int
-    blocks: list[BlockTrace]
-    saved_by: dict[str, tuple[int, ...]]  # crossing → blocks whose backward needs it
-
-
 def trace(captured: Captured, workload: Workload, samples: int, gpu: bool = False) -> Trace:
     """Walk the chain on fake tensors with a micro-batch of so many samples."""
-    blocks = [BlockTrace() for _ in captured.blocks]
+    passes = [_Passes() for _ in captured.blocks]
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
         stage = _fake_stage(captured)
         batch = each_tensor(workload.inputs(samples, 0), mode.from_tensor)
@@ -79,46 +49,55 @@ def trace(captured: Captured, workload: Workload, samples: int, gpu: bool = Fals
         saved = Saved([*stage.parameters(), *stage.buffers(), *tensors(batch).values()], recorder.bytes_of)
         walk = Walk(captured, batch, workload.loss)
         with _GpuAttention() if gpu else nullcontext(), recorder:
-            kept = []  # for each block, what its forward pass left alive
-            for index, block in enumerate(blocks):
-                recorder.start()
+            paused = []
+            for index, block in enumerate(passes):
+                recorder.begin()
                 recorder.ops = block.forward
                 with saved.block(index, lambda i=index: walk.graphs[i].made):  # type: ignore[misc]
                     walk.forward(stage, index)
-                peak, end = recorder.stop()
-                block.forward_workspace_bytes = peak - end
-                kept.append(recorder.start())
+                paused.append(recorder.pause())
                 walk.leave(index)
-            for index in reversed(range(len(blocks))):
-                _back(walk, stage, index, recorder, blocks[index], kept.pop())
-    for index, block in enumerate(blocks):
-        block.saved_bytes = saved.inside[index]
-    return Trace(samples, blocks, {name: tuple(sorted(users)) for name, users in saved.by.items()})
+            blocks = [_back(walk, stage, i, recorder, passes[i], paused.pop()) for i in reversed(range(len(passes)))]
+    found = tuple(replace(block, saved_bytes=saved.inside[i]) for i, block in enumerate(reversed(blocks)))
+    return Trace(samples, found, {name: tuple(sorted(users)) for name, users in saved.by.items()})
 
 
-def _back(walk: Walk, stage: Stage, index: int, recorder: Recorder, block: BlockTrace, kept: dict[int, Any]) -> None:
-    """The backward pass of a block: its operators, when gradients arrive, and its workspace."""
-    recorder.ops = block.backward
+@dataclass
+class _Passes:
+    """The operators of a block, while they are written down."""
+
+    forward: list[Op] = field(default_factory=list)
+    backward: list[Op] = field(default_factory=list)
+
+
+def _back(walk: Walk, stage: Stage, index: int, recorder: Recorder, passes: _Passes, paused: Followed) -> BlockTrace:
+    """The backward pass of a block: its operators, when gradients arrive, and what is alive meanwhile."""
+    recorder.ops = passes.backward
     captured = walk.captured
     holds = captured.blocks[index].holds
     own = {name: p for name, p in stage.named_parameters() if name in holds and p.requires_grad}
     there = {name for name, parameter in own.items() if parameter.grad is not None}
+    arrivals: dict[str, int] = {}
     handles = [
-        parameter.register_post_accumulate_grad_hook(
-            lambda _, name=name: block.arrivals.update({name: len(block.backward)})
-        )
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrivals.update({name: len(passes.backward)}))
         for name, parameter in own.items()
     ]
-    start = recorder.resume(kept)
+    rest, back = paused.moment, recorder.resume(paused)
     walk.backward(index)
-    peak, _ = recorder.stop()
+    recorder.mark()
     for handle in handles:
         handle.remove()
     reads = captured.blocks[index].reads
-    flowing = sum(c.shape.bytes(walk.batch.samples) for c in captured.crossings if c.name in reads and c.needs_grad)
-    made = [p.nbytes for name, p in own.items() if p.grad is not None and name not in there]
-    # Where gradients are added to, a new one has memory of its own for a moment.
-    block.backward_workspace_bytes = max(0, peak - start - flowing - sum(made)) + max(made, default=0)
+    return BlockTrace(
+        forward=tuple(passes.forward),
+        backward=tuple(passes.backward),
+        arrivals=arrivals,
+        lives=recorder.lives,
+        rest=rest,
+        back=back,
+        flowing=sum(c.shape.bytes(walk.batch.samples) for c in captured.crossings if c.name in reads and c.needs_grad),
+        gradients=tuple(p.nbytes for name, p in own.items() if p.grad is not None and name not in there),
+    )
 
 
 def _fake_stage(captured: Captured) -> Stage:
@@ -133,39 +112,28 @@ def _fake_stage(captured: Captured) -> Stage:
 # -- the optimizer ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class UpdateTrace:
-    """The optimizer's step: operators for each block's parameters, and the state that it keeps."""
-
-    blocks: list[list[Op]]
-    tensors: list[int]  # parameters of each block
-    state_bytes: int
-    optimizer: str
-
-
 def trace_update(captured: Captured, workload: Workload, trained: Container[str], gpu: bool = False) -> UpdateTrace:
     """A step of the workload's optimizer on fake parameters; `trained` are those that get a gradient."""
-    found = UpdateTrace([], [], 0, "")
+    blocks: list[tuple[Op, ...]] = []
+    counts, sizes, name = [], [], ""
     with FakeTensorMode(), torch.no_grad():
         whole = captured.stand_ins()
         for index in range(len(captured.blocks)):
             items = [captured.exported.held[name] for name in first_used(captured, index, trained)]
             ours = {item.name: nn.Parameter(torch.empty(item.shape, dtype=item.dtype)) for item in items}
-            parameters = list(ours.values())
-            recorder = Recorder(gpu)
-            found.tensors.append(len(parameters))
-            found.blocks.append(recorder.ops)
-            if not parameters:
-                continue
-            for parameter in parameters:
-                parameter.grad = torch.empty_like(parameter)
-            optimizer, _ = make(workload.optimizer, whole, ours)
-            optimizer.step()  # the first step makes the state
-            with recorder:
-                optimizer.step()
-            found.state_bytes += state_bytes(optimizer)
-            found.optimizer = type(optimizer).__name__.lower()
-    return found
+            recorder, state = Recorder(gpu), 0
+            if ours:
+                for parameter in ours.values():
+                    parameter.grad = torch.empty_like(parameter)
+                optimizer, _ = make(workload.optimizer, whole, ours)
+                optimizer.step()  # the first step makes the state
+                with recorder:
+                    optimizer.step()
+                state, name = state_bytes(optimizer), type(optimizer).__name__.lower()
+            counts.append(len(ours))
+            blocks.append(tuple(recorder.ops))
+            sizes.append(state)
+    return UpdateTrace(tuple(blocks), tuple(counts), tuple(sizes), name)
 
 
 class _GpuAttention(TorchFunctionMode):
