@@ -106,7 +106,8 @@ def equal_layers(model: nn.Module) -> Layers | None:
         for layers in found
         if len({id(layer) for layer in layers.modules}) == len(layers.modules)
         and not any(id(p) in shared for layer in layers.modules for p in layer.parameters())
-        and all(_alike(layers.modules[0], layer, number) for number, layer in enumerate(layers.modules) if number)
+        # The first may be another (in T5 it alone has a table of distances).
+        and all(_alike(layers.modules[1], layer, number) for number, layer in enumerate(layers.modules[1:]))
     ]
     return max(alike, key=lambda layers: len(layers.modules), default=None)
 
@@ -121,7 +122,7 @@ def _shared(model: nn.Module) -> set[int]:
 
 
 def _alike(first: nn.Module, other: nn.Module, apart: int) -> bool:
-    """Whether a layer is like the first one: its modules, its tensors, its settings; a number may count the layers."""
+    """Whether a layer is like another: its modules, its tensors, its settings; a number may count the layers."""
     ours, theirs = list(first.named_modules()), list(other.named_modules())
     if [(name, type(module)) for name, module in ours] != [(name, type(module)) for name, module in theirs]:
         return False

@@ -51,7 +51,7 @@ class Recorder(TorchDispatchMode):
         if function.namespace != "aten":
             return out
         read, written = _storages((args, kwargs)), _storages(out)
-        self._follow(written.keys() - read.keys(), written)
+        self._follow([key for key in written if key not in read], written)
         if function.overloadpacket in _FREE or not (read or written):
             return out
         if written and written.keys() <= read.keys() and not function._schema.is_mutable:
@@ -93,7 +93,7 @@ class Recorder(TorchDispatchMode):
     def lives(self) -> tuple[Life, ...]:
         return tuple(self._lives)
 
-    def _follow(self, keys: Any, written: dict[int, tuple[Tensor, int]]) -> None:
+    def _follow(self, keys: list[int], written: dict[int, tuple[Tensor, int]]) -> None:
         if not keys:
             return
         self._moment += 1
