@@ -170,7 +170,7 @@ def _of_few(model: nn.Module, workload: Workload, example: Batch, layers: Layers
                 streams.append(_stream(model, example))
         if not found[0].lines or not same(expanded(found[0], layers.path, TRACED + 1), found[1]):
             return None
-        if not _grows(*streams, _stream(model, example), count):
+        if not _grows(streams[0], streams[1], _stream(model, example), count):
             return None
         return expanded(found[0], layers.path, count)
     except (TrainplanError, RuntimeError, IndexError, KeyError, ValueError, AttributeError):

@@ -120,7 +120,7 @@ class Traced:
     def at(self, samples: int) -> Trace:
         """The operators for so many samples."""
         if self.lines:
-            return between(*self.traces[:2], samples)
+            return between(self.traces[0], self.traces[1], samples)
         return next(found for found in self.traces if found.samples == samples)
 
 
