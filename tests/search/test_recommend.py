@@ -18,6 +18,7 @@ from trainplan.plan.rules import SPLIT_BACKWARD, is_order
 from trainplan.plan.text import parse, text
 from trainplan.predict.predict import predict
 from trainplan.profile.profile import Profile
+from trainplan.report.answers import Recommended
 from trainplan.search.bound import Bounds
 from trainplan.search.recommend import recommend
 from trainplan.search.space import device_counts, for_memory, shape_of, sketches
@@ -249,6 +250,21 @@ def test_json_has_the_promised_keys(four):
     assert keys <= data["plans"][0].keys()
     assert {"over_bytes", "why", "change"} <= data["rejected"][0].keys()
     assert data["pruned"] == data["considered"] - data["simulated"]
+    assert (data["left"], data["floor_s"]) == (0, None)
+
+
+def test_a_search_that_stops_early_says_so(monkeypatch):
+    """Where ranks slow each other down, bounds say little, and most plans would have to be simulated."""
+    there = replace(cluster("1x4xTitanRTX"), contention=(1.0, 2.0, 3.0, 4.0))
+    profile = model(blocks=6)
+    whole = recommend(profile, there, BATCH)
+    assert whole.left == 0
+    monkeypatch.setattr("trainplan.search.recommend.MOST_SIMULATED", 30)
+    found = recommend(profile, there, BATCH)
+    assert found.simulated == 30 < whole.simulated
+    assert 0 < found.left <= found.considered - 30
+    assert found.floor_s <= whole.best.step_s <= found.best.step_s
+    assert f"stopped early: {found.left:,} were left" in str(Recommended(found))
 
 
 def test_what_cannot_be_asked(four):

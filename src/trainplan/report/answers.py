@@ -138,6 +138,9 @@ class Recommended:
         lines.append(
             f"search   {r.considered:,} plans considered, {r.simulated:,} simulated, {pruned}; {seconds(r.seconds)}"
         )
+        if r.floor_s is not None:
+            least = f"none of them takes less than {seconds(r.floor_s)}"
+            lines.append(f"         stopped early: {r.left:,} were left, though unlikely to be among the best; {least}")
         lines += ["", self._plans() if r.ranked else "nothing fits"]
         if r.ranked:
             lines += ["", "why", *(f" {place:2}  {row.why}" for place, row in enumerate(r.ranked, 1))]

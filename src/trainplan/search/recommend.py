@@ -2,7 +2,8 @@
 
 Every sketch in the space has a bound that it cannot beat (`bound.py`). Sketches are simulated in the order in which
 they are likely to be fast, but for those that cannot come among the first `top` any more; so the answer is that of
-simulating all.
+simulating all. Where bounds say little (ranks that slow each other down), it stops after so many, and says so: how many
+plans were left, and what none of them can beat.
 (Very many micro-batches are tried only where fewer do not fit.) Of shapes that differ in hardly more than the number of
 their devices one is shown (`distinct.py`). The best are then refined (other cuts, other bucket
 sizes, other exchanges of gradients where communication is exposed) and ranked.
@@ -36,6 +37,7 @@ TOP = 8  # plans that are shown
 REJECTED = 5  # of those that do not fit
 SHARED = 3  # plans for which it is tried to share out their optimizer's states though they fit
 MOST_SHARED = 24  # predictions of plans that do not fit otherwise
+MOST_SIMULATED = 320  # plans, before it stops
 FAR = 0.05  # behind the winner: from there on a gain must be as large as what is beyond it
 
 
@@ -76,6 +78,8 @@ class Recommendation:
     note: str
     considered: int
     simulated: int
+    left: int  # plans that might have been among the best when the search stopped
+    floor_s: float | None  # what none of those can beat; None: there are none
     seconds: float
     batch: int
     profile: Profile = field(repr=False)
@@ -83,7 +87,8 @@ class Recommendation:
 
     @property
     def pruned(self) -> int:
-        return self.considered - self.simulated
+        """Plans that cannot be among the best, by their bounds."""
+        return self.considered - self.simulated - self.left
 
     @property
     def best(self) -> Prediction:
@@ -105,6 +110,8 @@ class Recommendation:
             "considered": self.considered,
             "simulated": self.simulated,
             "pruned": self.pruned,
+            "left": self.left,
+            "floor_s": self.floor_s,
             "seconds": self.seconds,
         }
 
@@ -140,6 +147,8 @@ def recommend(
         note=one_device(search.single, ranked[0], runner_up) if ranked else "nothing fits",
         considered=search.considered,
         simulated=search.simulated,
+        left=len(search.left),
+        floor_s=min(map(search.bounds.seconds, search.left), default=None),
         seconds=time.perf_counter() - started,
         batch=batch,
         profile=profile,
@@ -161,6 +170,7 @@ class _Search:
         self.too_big: dict[Shape, Plan] = {}  # not simulated: their bytes alone are beyond the limit
         self.last: float | None = None  # seconds of the last place in the table; None: to be worked out again
         self.considered = 0
+        self.left: list[Plan] = []  # that might have been among the best when the search stopped
 
     def run(self, progress: Progress) -> None:
         plans = list(sketches(len(self.profile.blocks), self.cluster, self.batch, self.profile.has_halves))
@@ -175,7 +185,7 @@ class _Search:
 
     def _simulate(self, plans: list[Plan], order: list[tuple[bool, float, int]], progress: Progress) -> bool:
         """Whether there were any that may still come among the first."""
-        before = len(self.known)
+        before, self.left = len(self.known), []
         for count, (saving, _, place) in enumerate(order):
             sketch = plans[place]
             beaten = self._beaten(sketch)
@@ -187,6 +197,9 @@ class _Search:
                 self._file_too_big(sketch)
                 continue
             if self.bounds.when_cut(sketch) >= beaten:
+                continue
+            if len(self.known) >= MOST_SIMULATED:
+                self.left.append(sketch)
                 continue
             self.predict(sketch)
             progress(f"{len(self.known)} plans simulated", count / len(order))

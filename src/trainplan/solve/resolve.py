@@ -181,7 +181,7 @@ def _moved(
         around = itertools.combinations(range(1, plan.blocks), stages - 1) if few else _one_move(found.plan)
         before = found
         for least, trial in sorted((bound(trial), trial) for trial in set(around) - known):
-            if MOST_SIMULATED == simulated or PATIENCE == in_vain or least >= found.step_s * (1 - gain):
+            if simulated == MOST_SIMULATED or in_vain == PATIENCE or least >= found.step_s * (1 - gain):
                 break
             simulated, in_vain = simulated + 1, in_vain + 1
             known.add(trial)
