@@ -24,7 +24,7 @@ def test_every_promised_name_is_there():
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_number_of_a_device_has_a_source(name):
     device = catalogue.device(name)
-    sourced = {f"flops.{precision}" for precision in device.flops} | {"memory", "memory_rate", "context"}
+    sourced = {f"flops.{precision}" for precision in device.flops} | {"memory", "memory_rate", "context", "processors"}
     sourced |= {"host_link"} if device.host_rate else set()
     sourced |= {"price"} if device.price_per_hour else set()
     assert sourced == {key for key, source in device.sources.items() if source}

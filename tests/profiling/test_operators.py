@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trainplan.profile.operators import Recorder, convolution_flops
+from trainplan.profile.device.families import convolution_flops
+from trainplan.profile.operators import Recorder
 
 
 def recorded(work):

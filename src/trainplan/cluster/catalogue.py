@@ -151,7 +151,7 @@ def _host_link(of: Device) -> Link:
 
 # -- from data: the catalogue's files and the user's are read by the same functions ---------------------------------
 
-_DEVICE_KEYS = ("flops", "memory", "memory_rate", "host_link", "context", "price")
+_DEVICE_KEYS = ("flops", "memory", "memory_rate", "host_link", "context", "price", "processors")
 
 
 def read_device(name: str, data: Any, where: str, base: Device | None = None) -> Device:
@@ -182,6 +182,7 @@ def read_device(name: str, data: Any, where: str, base: Device | None = None) ->
         host_rate=number("host_link", parse_rate, base.host_rate if base else 0.0),
         context_bytes=number("context", parse_bytes, base.context_bytes if base else 0),
         price_per_hour=number("price", reading.number, base.price_per_hour if base else 0.0),
+        processors=number("processors", lambda given: reading.whole(given, 1), base.processors if base else 0),
         sources={key: source for key, source in sources.items() if source},
     )
 

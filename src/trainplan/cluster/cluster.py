@@ -27,6 +27,7 @@ class Device:
     context_bytes: int = 0  # taken by driver and libraries before the first tensor
     price_per_hour: float = 0.0  # of one device; 0: not known
     sources: dict[str, str] = field(default_factory=dict)  # where each number is from
+    processors: int = 0  # that work side by side (NVIDIA's multiprocessors); 0: not known
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,18 @@ _NODE_KEYS = (
     "count", "name", "type", "devices", "inside", "pairs", "network", "host_memory", "cores", "disk",
     "price_per_hour", "sources",
 )  # fmt: skip
-_DEVICE_KEYS = ("device", "name", "count", "flops", "memory", "memory_rate", "host_link", "context", "price")
+_DEVICE_KEYS = (
+    "device",
+    "name",
+    "count",
+    "flops",
+    "memory",
+    "memory_rate",
+    "host_link",
+    "context",
+    "price",
+    "processors",
+)
 _COUNTED = re.compile(r"(?:(\d+)\s*x\s*)?(\S+)$")
 
 

@@ -86,6 +86,7 @@ def _device(device: Device) -> dict[str, Any]:
         ("host_link", device.host_rate and _rate(device.host_rate)),
         ("context", device.context_bytes and _bytes(device.context_bytes)),
         ("price", device.price_per_hour),
+        ("processors", device.processors),
     ):
         if value or key in device.sources:
             data[key] = said(value, key)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from trainplan.profile.arithmetic import NAMES
+from trainplan.profile.device.families import convolution_flops
 from trainplan.profile.memory import storage_bytes
 from trainplan.profile.op import Op
 from trainplan.profile.traced import Life
@@ -150,16 +151,6 @@ def _described(function: Any, args: Any, kwargs: Any, out: Any, read: int, writt
     else:
         flops = float(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else 0.0
     return Op(name, flops, read, written, shape, layout=_layout(name, args), **about)
-
-
-def convolution_flops(shape: tuple[int, ...]) -> float:
-    """FLOPs of a convolution of such a shape; backward takes as many for its input, and again for its weights.
-
-    >>> convolution_flops((32, 64, 128, 28 * 28, 9, 1, 1)) == 2 * 32 * 28 * 28 * 64 * 128 * 9
-    True
-    """
-    samples, ins, outs, places, kernel, _, groups = shape
-    return 2.0 * samples * places * kernel * (ins // groups) * outs
 
 
 def _attention(packet: Any, args: Any, kwargs: Any, read: int, written: int) -> Op:

@@ -82,8 +82,7 @@ class DeviceClock:
         torch.cuda.synchronize(self.device)
         head_start = self._issued.get(what)
         if head_start is not None:
-            seconds = min(1.5 * head_start + 1e-4, MOST_HEAD_START_S)
-            torch.cuda._sleep(int(seconds * self._cycles_per_s))
+            self.hold(min(1.5 * head_start + 1e-4, MOST_HEAD_START_S))
         begin = self._event()
         start = time.perf_counter()
         work()
@@ -92,6 +91,11 @@ class DeviceClock:
         end.synchronize()
         self._issued[what] = issued
         return Spent(begin.elapsed_time(end) / 1e3, issued)
+
+    def hold(self, seconds: float) -> None:
+        """Keep the device busy for so long, doing nothing."""
+        with torch.cuda.device(self.device):
+            torch.cuda._sleep(int(seconds * self._cycles_per_s))
 
     def whole(self, work: Callable[[], object]) -> float:
         """Seconds from an idle device to an idle device: what a user would see."""

@@ -1,0 +1,165 @@
+"""Families of operators: what they have in common, and the work that a shape stands for.
+
+An operator is found on a device's curves by a *place*: its family, a variant of that, the precision, and a shape. The
+shape alone says how many FLOPs and bytes there are, so a file of curves needs shapes and seconds only.
+
+    family          variants                                 shape
+    product         nn, nt, tn (and -odd: see `odd`)         batch, rows, inner, columns
+    convolution     forward, input, weight                   samples, channels in, out, places, kernel, stride, groups
+    attention       forward, backward (and -causal)          heads of all samples, queries, keys, width
+    elementwise     relu, add, gelu, dropout                 bytes
+    reduction       sum, softmax, softmax_backward           bytes, length of what becomes one
+    normalisation   layer_norm, batch_norm (and _backward)   bytes, numbers with one mean (layer), channels (batch)
+    pooling         max, max_backward, average               bytes
+    gather          embedding, embedding_backward            bytes, width of a row
+    optimizer       foreach, fused                           bytes, tensors
+    copy            contiguous, transposed, cast, in, out    bytes (in, out: from and to the host's memory)
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainplan.profile.operators import Op
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "product": ("nn", "nt", "tn", "nn-odd", "nt-odd", "tn-odd"),
+    "convolution": ("forward", "input", "weight"),
+    "attention": ("forward", "backward", "forward-causal", "backward-causal"),
+    "elementwise": ("relu", "add", "gelu", "dropout"),
+    "reduction": ("sum", "softmax", "softmax_backward"),
+    "normalisation": ("layer_norm", "layer_norm_backward", "batch_norm", "batch_norm_backward"),
+    "pooling": ("max", "max_backward", "average"),
+    "gather": ("embedding", "embedding_backward"),
+    "optimizer": ("foreach", "fused"),
+    "copy": ("contiguous", "transposed", "cast", "in", "out"),
+}
+DIMENSIONS = {
+    "product": 4, "convolution": 7, "attention": 4, "elementwise": 1, "reduction": 2, "normalisation": 2, "pooling": 1,
+    "gather": 2, "optimizer": 2, "copy": 1,
+}  # fmt: skip
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+ARITHMETIC = ("product", "convolution", "attention")  # families with FLOPs that count; the others move bytes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where on a device's curves an operator is, and its work."""
+
+    family: str
+    variant: str
+    precision: str
+    shape: tuple[int, ...]
+    flops: float
+    bytes: float
+
+
+def place(family: str, variant: str, precision: str, shape: tuple[int, ...]) -> Place:
+    """The place of a shape, with the work that it stands for.
+
+    >>> at = place("product", "nt", "bf16", (1, 512, 4096, 1024))
+    >>> round(at.flops / at.bytes)
+    315
+    """
+    size = ITEM_BYTES[precision]
+    flops = 0.0
+    if family == "product":
+        batch, rows, inner, columns = shape
+        flops = 2.0 * batch * rows * inner * columns
+        moved = float(size * batch * (rows * inner + inner * columns + rows * columns))
+    elif family == "convolution":
+        samples, ins, outs, places, kernel, stride, groups = shape
+        flops = convolution_flops(shape)
+        moved = float(size * (samples * places * (ins * stride**2 + outs) + ins * outs * kernel // groups))
+    elif family == "attention":
+        heads, queries, keys, width = shape
+        backward = variant.startswith("backward")
+        flops = (10.0 if backward else 4.0) * heads * queries * keys * width * (0.5 if "causal" in variant else 1.0)
+        moved = float(size * heads * width * (queries + keys) * (4 if backward else 2))
+    else:
+        moved = float(shape[0])
+    return Place(family, variant, precision, shape, flops, moved)
+
+
+def convolution_flops(shape: tuple[int, ...]) -> float:
+    """FLOPs of a convolution of such a shape; backward takes as many for its input, and again for its weights.
+
+    >>> convolution_flops((32, 64, 128, 28 * 28, 9, 1, 1)) == 2 * 32 * 28 * 28 * 64 * 128 * 9
+    True
+    """
+    samples, ins, outs, places, kernel, _, groups = shape
+    return 2.0 * samples * places * kernel * (ins // groups) * outs
+
+
+def odd(rows: int, inner: int, columns: int, precision: str) -> bool:
+    """Whether tensor cores cannot read a product's rows in whole words of 16 bytes.
+
+    >>> odd(512, 1024, 50257, "bf16"), odd(512, 1024, 50257, "fp32"), odd(512, 1024, 50304, "bf16")
+    (True, False, False)
+    """
+    words = {"fp32": 1, "tf32": 4}.get(precision, 8)
+    return any(size % words for size in (rows, inner, columns) if size > 1)
+
+
+# -- from operators ---------------------------------------------------------------------------------------------------
+
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+# Words in the names of operators → (family, variant); the first that fits counts.
+_WORDS = (
+    ("fused_adam", "optimizer", "fused"), ("fused_sgd", "optimizer", "fused"), ("foreach", "optimizer", "foreach"),
+    ("layer_norm", "normalisation", "layer_norm"), ("rms_norm", "normalisation", "layer_norm"),
+    ("batch_norm", "normalisation", "batch_norm"), ("group_norm", "normalisation", "layer_norm"),
+    ("softmax", "reduction", "softmax"),
+    ("embedding", "gather", "embedding"), ("index", "gather", "embedding"), ("gather", "gather", "embedding"),
+    ("scatter", "gather", "embedding_backward"), ("nll_loss", "gather", "embedding"),
+    ("max_pool", "pooling", "max"), ("avg_pool", "pooling", "average"),
+    ("dropout", "elementwise", "dropout"),
+    ("gelu", "elementwise", "gelu"), ("silu", "elementwise", "gelu"), ("tanh", "elementwise", "gelu"),
+    ("sigmoid", "elementwise", "gelu"), ("exp", "elementwise", "gelu"), ("pow", "elementwise", "gelu"),
+    ("relu", "elementwise", "relu"), ("threshold", "elementwise", "add"),
+    ("_to_copy", "copy", "cast"), ("clone", "copy", "contiguous"), ("copy_", "copy", "contiguous"),
+    ("cat", "copy", "contiguous"),
+)  # fmt: skip
+_REDUCTIONS = ("sum", "mean", "amax", "var", "linalg_vector_norm", "argmax")
+
+
+def places(op: Op, precision: str) -> tuple[Place, ...]:
+    """The places of an operator, which takes the seconds of all: a convolution's backward pass is two pieces of work.
+
+    `precision` is what products of 32-bit numbers run in, fp32 or tf32; other numbers are their own.
+    """
+    kind = precision if op.precision in ("", "fp32", "fp64") else op.precision
+    if op.name in _PRODUCTS and len(op.shape) == 3:
+        rows, inner, columns = op.shape
+        batch = max(1, round(op.flops / max(1.0, 2.0 * rows * inner * columns)))
+        layout = op.layout if op.layout in ("nn", "nt", "tn") else "nn"
+        variant = f"{layout}-odd" if odd(rows, inner, columns, kind) else layout
+        return (place("product", variant, kind, (batch, rows, inner, columns)),)
+    if op.name in ("convolution", "_convolution") and len(op.shape) == 7:
+        return (place("convolution", "forward", kind, op.shape),)
+    if op.name == "convolution_backward" and len(op.shape) == 7:
+        whole = op.flops > 1.5 * convolution_flops(op.shape)  # else its input needs no gradient
+        return tuple(place("convolution", part, kind, op.shape) for part in (("input",) if whole else ()) + ("weight",))
+    if op.name in ("attention", "attention_backward") and len(op.shape) == 4:
+        pass_ = "backward" if op.name.endswith("backward") else "forward"
+        return (place("attention", pass_ + ("-causal" if op.share < 1 else ""), kind, op.shape),)
+    kind = "fp32" if kind == "tf32" else kind  # nothing else has tensor cores
+    family, variant = _by_name(op.name)
+    moved = max(1, op.read + op.written)
+    last = op.shape[-1] if len(op.shape) == 2 else 1024  # a usual width, where the operator does not say
+    return (place(family, variant, kind, (moved, last) if DIMENSIONS[family] == 2 else (moved,)),)
+
+
+def _by_name(name: str) -> tuple[str, str]:
+    if name in _REDUCTIONS:
+        return "reduction", "sum"
+    for word, family, variant in _WORDS:
+        if word in name:
+            back = f"{variant}_backward"
+            return family, back if "backward" in name and back in VARIANTS[family] else variant
+    return "elementwise", "add"

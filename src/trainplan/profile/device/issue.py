@@ -1,0 +1,128 @@
+"""The host's lane: how long it takes to issue operators, forward and backward, and an optimizer's step.
+
+What is timed is what a training loop does: calling modules, with all that Python and autograd do around the kernel. The
+tensors are tiny and the device is held up meanwhile, so nothing but the host is seen. Seconds are divided by the
+operators that the estimate would count for the same calls (`profile.operators`), so the two belong together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainplan.profile.device.file import Issue
+from trainplan.profile.operators import Recorder
+
+LONG = 12  # modules one after the other
+TRIES = 7
+HELD_S = 0.02  # longer than issuing any of this takes
+
+
+class _Attention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+class _Add(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1.0
+
+
+# Family → (a module that can follow itself, the shape that it takes)
+_CHAINS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "product": (lambda: nn.Linear(32, 32), (8, 32)),
+    "convolution": (lambda: nn.Conv2d(8, 8, 3, padding=1, bias=False), (2, 8, 8, 8)),
+    "attention": (_Attention, (2, 2, 16, 16)),
+    "elementwise": (_Add, (8, 32)),
+    "reduction": (lambda: nn.Softmax(-1), (8, 32)),
+    "normalisation": (lambda: nn.BatchNorm2d(8), (2, 8, 8, 8)),
+    "pooling": (lambda: nn.MaxPool2d(3, 1, 1), (2, 8, 8, 8)),
+}
+# As a word in front of a cast or a table, the elementwise chain is near enough.
+FAMILIES = tuple(_CHAINS)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The device, as far as the host's lane is concerned."""
+
+    device: torch.device
+    wait: Callable[[], None]  # until it is idle
+    hold: Callable[[float], None]  # keeps it busy for so many seconds
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Of an optimizer's step that goes over all tensors at once."""
+
+    op_s: float
+    tensor_s: float
+
+
+def issue(family: str, lane: Lane) -> Issue:
+    """Seconds to issue an operator of a family."""
+    make, shape = _CHAINS[family]
+    chain = nn.Sequential(*(make() for _ in range(LONG))).to(lane.device)
+    given = torch.randn(shape, device=lane.device, requires_grad=True)
+
+    def forward() -> Tensor:
+        out: Tensor = chain(given)
+        return out
+
+    def again() -> Any:
+        chain.zero_grad(set_to_none=True)
+        given.grad = None
+        return forward()
+
+    out = again()
+    gradient = torch.ones_like(out)
+    with Recorder(gpu=True) as recorder:
+        out = forward()
+        ahead = len(recorder.ops)
+        out.backward(gradient)
+        back = len(recorder.ops) - ahead
+    taken: list[tuple[float, float]] = []
+    for _ in range(TRIES):
+        again().backward(gradient)
+        lane.wait()
+        lane.hold(HELD_S)
+        start = time.perf_counter()
+        out = again()
+        turn = time.perf_counter()
+        out.backward(gradient)
+        taken.append((turn - start, time.perf_counter() - turn))
+        lane.wait()
+    return Issue(median(a for a, _ in taken) / max(1, ahead), median(b for _, b in taken) / max(1, back))
+
+
+def updates(lane: Lane) -> Updates:
+    """Of Adam over few and many tensors: what the two differ by is the tensors' part."""
+    few, many = 10, 110
+    found = {}
+    for count in (few, many):
+        parameters = [nn.Parameter(torch.randn(64, device=lane.device)) for _ in range(count)]
+        for parameter in parameters:
+            parameter.grad = torch.randn(64, device=lane.device)
+        optimizer = torch.optim.Adam(parameters, foreach=True)
+        optimizer.step()
+        with Recorder(gpu=True) as recorder:
+            optimizer.step()
+        kinds = max(1, len([op for op in recorder.ops if "foreach" in op.name]))
+        taken = []
+        for _ in range(TRIES):
+            lane.wait()
+            lane.hold(HELD_S)
+            start = time.perf_counter()
+            optimizer.step()
+            taken.append(time.perf_counter() - start)
+        lane.wait()
+        found[count] = median(taken) / kinds
+    slope = max(0.0, (found[many] - found[few]) / (many - few))
+    return Updates(max(0.0, found[few] - few * slope), slope)

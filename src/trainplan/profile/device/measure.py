@@ -1,0 +1,292 @@
+"""Measuring a device: microbenchmarks over a grid of shapes, within a given time, written down as it goes.
+
+Every point is read three times beside a reference kernel, and what is kept is the median of the ratios, so that a
+machine that slows down meanwhile does not bend the curves. Nothing fails in silence: a point that raises is recorded
+with its curve, a curve that raises twice is given up and named under `missing` with its error, and a device that does
+not answer any more ends the measurement with what there is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+from trainplan.cluster import catalogue
+from trainplan.errors import InputError, RunError
+from trainplan.profile import machine
+from trainplan.profile.device import issue
+from trainplan.profile.device.file import TOLERANCE, Curve, DeviceFile, Issue, point
+from trainplan.profile.device.grid import Case, cases
+from trainplan.profile.device.kernels import arithmetic, work
+from trainplan.profile.reference import Reference
+from trainplan.profile.timing import Clock, DeviceClock, Readings, clock_of
+from trainplan.units import tflops
+
+Progress = Callable[[str, float], None]
+READINGS = 3
+USED = 0.8  # share of the time that points are measured in; loading libraries and the host's lane take the rest
+WINDOW_S = {"cuda": 4e-4, "cpu": 1e-3}  # a reading is as many calls as take so long
+MOST_CALLS = 20
+LONGEST = 1 / 600  # of the time, that one call may take: larger shapes are left out
+SAVED_EVERY_S = 10.0
+LOOK_EVERY_S = 1.0
+STRIKES = 2  # errors after which a curve is given up
+
+
+@dataclass
+class Session:
+    """A measurement that is going on."""
+
+    device: torch.device
+    minutes: float
+    command: str
+    started: float = field(default_factory=time.perf_counter)
+    readings: Readings = field(default_factory=Readings)
+    taken: dict[Case, None] = field(default_factory=dict)  # in the order of measuring
+    rates: dict[str, float] = field(default_factory=dict)  # curve → the lowest FLOP/s or bytes/s of large points so far
+    strikes: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    host: dict[str, Issue] = field(default_factory=dict)
+    updates: issue.Updates = field(default_factory=lambda: issue.Updates(0.0, 0.0))
+    skipped: int = 0
+    dead: bool = False  # the device does not answer any more
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.started
+
+
+def measure(
+    device: str | torch.device = "cpu",
+    minutes: float = 5.0,
+    output: str | Path | None = None,
+    quick: bool = False,
+    progress: Progress | None = None,
+    command: str = "",
+) -> DeviceFile:
+    """Measure a device of this machine in at most so many minutes; `quick` is a handful of points, to see that it works.
+
+    `output` is written while measuring, so that what was measured is there whatever happens.
+    """
+    if not 0.05 <= minutes <= 120:
+        raise InputError(f"{minutes} minutes", "a measurement takes from 0.05 to 120 minutes", "5")
+    at = machine.device_of(device)
+    session = Session(at, minutes, command)
+    say = progress or (lambda what, share: None)
+    say("starting", 0.0)
+    with machine.still(at), arithmetic(at) as choose, torch.enable_grad():
+        reference, clock = Reference(at), clock_of(at)
+        session.readings.look(reference.core_seconds())
+        if isinstance(clock, DeviceClock):
+            _host_lane(session, clock)
+        every = cases(at.type, _precisions(at), quick)
+        saved = looked = session.elapsed
+        for number, case in enumerate(every):
+            if session.dead or session.elapsed > 60 * minutes * USED:
+                session.skipped += len(every) - number
+                break
+            say(f"{case.at.family} {' × '.join(map(str, case.at.shape))}", number / len(every))
+            choose(case.at.precision)
+            _one(session, case, clock)
+            if not session.dead and session.elapsed - looked > LOOK_EVERY_S:
+                session.readings.look(reference.core_seconds())
+                looked = session.elapsed
+            if output is not None and session.elapsed - saved > SAVED_EVERY_S and _enough(session):
+                assemble(session, whole=False).save(output)
+                saved = session.elapsed
+    if not _enough(session):
+        why = "; ".join(f"{name}: {error}" for name, error in list(session.missing.items())[:3]) or "there was no time"
+        raise RunError(f"measuring {at}", f"no product and no copy could be measured ({why})", "more --minutes")
+    found = assemble(session, whole=not session.dead)
+    if output is not None:
+        found.save(output)
+    say("done", 1.0)
+    return found
+
+
+# -- one point --------------------------------------------------------------------------------------------------------
+
+
+def _one(session: Session, case: Case, clock: Clock) -> None:
+    """Measure a point; whatever goes wrong is noted with its curve."""
+    name = case.curve
+    if session.strikes.get(name, 0) >= STRIKES or _too_long(session, case):
+        session.skipped += 1
+        return
+    try:
+        _read(session, case, clock)
+    except torch.OutOfMemoryError:
+        session.skipped += 1
+    except Exception as error:
+        session.strikes[name] = session.strikes.get(name, 0) + 1
+        session.skipped += 1
+        sizes = " × ".join(map(str, case.at.shape))
+        session.missing[name] = f"{sizes}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if session.cuda:
+        _settle(session)
+
+
+def _settle(session: Session) -> None:
+    """Let go of memory that only one shape needed; find out whether the device still answers."""
+    try:
+        torch.cuda.synchronize(session.device)
+        if torch.cuda.memory_reserved(session.device) > 2**33:
+            torch.cuda.empty_cache()
+    except Exception as error:  # after an error of the device every call fails
+        session.dead = True
+        session.missing["everything after"] = f"the device does not answer any more: {str(error).splitlines()[0]}"
+
+
+def _read(session: Session, case: Case, clock: Clock) -> None:
+    call = work(case.at, session.device, _cache_bytes(session.device))
+    call()  # loads the kernel
+
+    def calls(count: int) -> Callable[[], None]:
+        def repeated() -> None:
+            for _ in range(count):
+                call()
+
+        return repeated
+
+    first = clock.time((case, 1), calls(1)).run_s
+    window = WINDOW_S[session.device.type]
+    count = max(1, min(MOST_CALLS, int(window / max(first, 1e-7))))
+    clock.time((case, count), calls(count))  # tells the clock how long issuing takes
+    for _ in range(READINGS):
+        spent = clock.time((case, count), calls(count))
+        session.readings.note(case, type(spent)(spent.run_s / count, spent.issue_s / count))
+    session.taken[case] = None
+    amount = case.at.flops or case.at.bytes
+    rate = amount / max(first, 1e-9)
+    session.rates[case.curve] = max(rate, session.rates.get(case.curve, 0.0))
+
+
+def _too_long(session: Session, case: Case) -> bool:
+    """Whether one call would take more than its share of the time, by the best that its curve has shown."""
+    rate = session.rates.get(case.curve)
+    return rate is not None and (case.at.flops or case.at.bytes) / rate > 60 * session.minutes * LONGEST
+
+
+def _host_lane(session: Session, clock: DeviceClock) -> None:
+    """The host's seconds, family by family; where one cannot be had, the estimate falls back, and says so."""
+    lane = issue.Lane(session.device, lambda: torch.cuda.synchronize(session.device), clock.hold)
+    for family in issue.FAMILIES:
+        try:
+            session.host[family] = issue.issue(family, lane)
+        except Exception as error:
+            session.missing[f"host.{family}"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    try:
+        session.updates = issue.updates(lane)
+    except Exception as error:
+        session.missing["host.optimizer"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    _settle(session)
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+def _enough(session: Session) -> bool:
+    families = {case.at.family for case in session.taken if not case.check}
+    return {"product", "copy"} <= families
+
+
+def assemble(session: Session, whole: bool) -> DeviceFile:
+    """The file of what has been measured so far."""
+    readings = session.readings
+    seconds = {case: readings.run_s(case) for case in session.taken}
+    ceiling: dict[str, float] = {}
+    copies: list[tuple[float, float]] = []
+    for case, taken in seconds.items():
+        if case.at.family == "product":
+            ceiling[case.at.precision] = max(case.at.flops / taken, ceiling.get(case.at.precision, 0.0))
+        if (case.at.family, case.at.variant) == ("copy", "contiguous"):
+            copies.append((case.at.bytes, case.at.bytes / taken))
+    name = machine.name_of(session.device)
+    sheet = catalogue.device(name) if session.cuda and catalogue.has("device", name) else None
+    missing = dict(session.missing)
+    peak = dict(sheet.flops) if sheet else {}
+    for precision in [p for p in peak if ceiling.get(p, 0.0) > peak[p] * TOLERANCE]:
+        missing[f"peak.{precision}"] = f"the catalogue's {tflops(peak.pop(precision))} is below what was measured"
+    large = max(size for size, _ in copies) / 4
+    memory_rate = max(rate for size, rate in copies if size >= large)
+    low, middle, high = quantiles(readings.references, n=4) if len(readings.references) > 2 else (0.0, 1.0, 0.0)
+    return DeviceFile(
+        device=name,
+        machine=_words(session.device),
+        made=machine.now(),
+        command=session.command,
+        versions=machine.versions() | ({"cuda": str(torch.version.cuda)} if session.cuda else {}),
+        seconds=round(session.elapsed, 1),
+        noise=round(median(readings.spread(case) for case in session.taken), 4),
+        drift=round((high - low) / middle, 4),
+        processors=_processors(session.device),
+        cache_bytes=_cache_bytes(session.device),
+        peak=peak,
+        memory_peak=sheet.memory_rate if sheet and memory_rate <= sheet.memory_rate * TOLERANCE else 0.0,
+        ceiling=ceiling,
+        memory_rate=memory_rate,
+        floor_s=min(seconds.values()),
+        host=dict(session.host),
+        update_op_s=session.updates.op_s,
+        update_tensor_s=session.updates.tensor_s,
+        curves=_curves(seconds, check=False),
+        checks=_curves(seconds, check=True),
+        missing=missing,
+        skipped=session.skipped,
+        whole=whole,
+    )
+
+
+def _curves(seconds: dict[Case, float], check: bool) -> tuple[Curve, ...]:
+    found: dict[tuple[str, str, str], list[tuple[tuple[int, ...], float]]] = {}
+    for case, taken in seconds.items():
+        if case.check == check:
+            key = (case.at.family, case.at.variant, case.at.precision)
+            found.setdefault(key, []).append((case.at.shape, taken))
+    return tuple(
+        Curve(*key, points=tuple(point(shape, taken) for shape, taken in sorted(points)))
+        for key, points in sorted(found.items())
+    )
+
+
+# -- the device -------------------------------------------------------------------------------------------------------
+
+
+def _precisions(device: torch.device) -> tuple[str, ...]:
+    """Those that it has units for, the most telling first."""
+    if device.type == "cpu":
+        return ("fp32", "bf16")
+    major = torch.cuda.get_device_capability(device)[0]
+    return ("bf16", "tf32", "fp32", "fp16") if major >= 8 else ("fp16", "fp32") if major == 7 else ("fp32",)
+
+
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+def _cache_bytes(device: torch.device) -> int:
+    """The largest cache: what is larger comes from memory."""
+    if device.type == "cuda":
+        properties: Any = torch.cuda.get_device_properties(device)
+        return int(getattr(properties, "L2_cache_size", 0))
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text(encoding="utf-8").strip()
+        sizes.append(int(text.rstrip("KMG")) * {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1))
+    return max(sizes, default=0)
+
+
+def _words(device: torch.device) -> str:
+    share = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") if device.type == "cuda" else None
+    return machine.describe(device) + (f", a slice of {share} % under MPS" if share else "")
