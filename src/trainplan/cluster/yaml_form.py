@@ -40,17 +40,8 @@ _NODE_KEYS = (
     "price_per_hour", "sources",
 )  # fmt: skip
 _DEVICE_KEYS = (
-    "device",
-    "name",
-    "count",
-    "flops",
-    "memory",
-    "memory_rate",
-    "host_link",
-    "context",
-    "price",
-    "processors",
-)
+    "device", "name", "count", "flops", "memory", "memory_rate", "host_link", "context", "price", "processors",
+)  # fmt: skip
 _COUNTED = re.compile(r"(?:(\d+)\s*x\s*)?(\S+)$")
 
 

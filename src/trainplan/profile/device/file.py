@@ -18,7 +18,7 @@ import numpy as np
 from trainplan import files
 from trainplan.errors import InputError, nearest
 from trainplan.profile.device.families import DIMENSIONS, PRECISIONS, VARIANTS, place
-from trainplan.units import gb_per_s, percent, significant
+from trainplan.units import gb_per_s, percent, tflops
 
 KIND = "device"
 TOLERANCE = 1.05  # a measured rate may be above a data sheet's by so much: clocks are boosted, sheets rounded
@@ -135,9 +135,7 @@ def _check(found: DeviceFile, where: str) -> None:
     for precision, rate in found.ceiling.items():
         peak = found.peak.get(precision)
         if peak is not None and rate > peak * TOLERANCE:
-            why = (
-                f"{significant(peak / 1e12)} TFLOP/s is below the {significant(rate / 1e12)} TFLOP/s that was measured"
-            )
+            why = f"{tflops(peak)} is below the {tflops(rate)} that was measured"
             raise InputError(f"{where}.peak.{precision}", why, "the dense peak of the device's data sheet")
     if found.memory_peak and found.memory_rate > found.memory_peak * TOLERANCE:
         why = f"{gb_per_s(found.memory_peak)} is below the {gb_per_s(found.memory_rate)} that was measured"

@@ -49,7 +49,7 @@ def cases(kind: str, precisions: tuple[str, ...], quick: bool = False) -> list[C
         for case in few:
             kept[case.curve] = kept.get(case.curve, 0) + 1
             found += [case] if kept[case.curve] <= 3 else []
-        return found + [case for case in _in_turns(list(_checks()), precisions[:1], kind, check=True)][:4]
+        return found + _in_turns(list(_checks()), precisions[:1], kind, check=True)[:4]
     return (
         _in_turns(list(_coarse(kind)), precisions, kind)
         + _in_turns(list(_checks()), precisions[:2], kind, check=True)
@@ -67,9 +67,9 @@ def _in_turns(rows: list[Row], precisions: tuple[str, ...], kind: str, check: bo
             if at.bytes <= MOST_BYTES[kind]:
                 by_family.setdefault(family, []).append(Case(at, check))
     placed = []
-    for number, family in enumerate(by_family.values()):
-        shuffle(family)
-        placed += [(place_ / len(family), number, case) for place_, case in enumerate(family)]
+    for number, alike in enumerate(by_family.values()):
+        shuffle(alike)
+        placed += [(turn / len(alike), number, case) for turn, case in enumerate(alike)]
     return [case for _, _, case in sorted(placed, key=lambda item: item[:2])]
 
 

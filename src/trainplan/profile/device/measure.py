@@ -34,7 +34,7 @@ READINGS = 3
 USED = 0.8  # share of the time that points are measured in; loading libraries and the host's lane take the rest
 WINDOW_S = {"cuda": 4e-4, "cpu": 1e-3}  # a reading is as many calls as take so long
 MOST_CALLS = 20
-LONGEST = 1 / 600  # of the time, that one call may take: larger shapes are left out
+LONGEST = 1 / 6000  # of the time, that one call may take: larger shapes are left out
 SAVED_EVERY_S = 10.0
 LOOK_EVERY_S = 1.0
 STRIKES = 2  # errors after which a curve is given up
@@ -50,7 +50,7 @@ class Session:
     started: float = field(default_factory=time.perf_counter)
     readings: Readings = field(default_factory=Readings)
     taken: dict[Case, None] = field(default_factory=dict)  # in the order of measuring
-    rates: dict[str, float] = field(default_factory=dict)  # curve → the lowest FLOP/s or bytes/s of large points so far
+    rates: dict[str, float] = field(default_factory=dict)  # curve → the highest FLOP/s or bytes/s so far
     strikes: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     host: dict[str, Issue] = field(default_factory=dict)
@@ -75,9 +75,10 @@ def measure(
     progress: Progress | None = None,
     command: str = "",
 ) -> DeviceFile:
-    """Measure a device of this machine in at most so many minutes; `quick` is a handful of points, to see that it works.
+    """Measure a device of this machine in at most so many minutes.
 
-    `output` is written while measuring, so that what was measured is there whatever happens.
+    `quick` is a handful of points, to see that it works. `output` is written while measuring, so that what was measured
+    is there whatever happens.
     """
     if not 0.05 <= minutes <= 120:
         raise InputError(f"{minutes} minutes", "a measurement takes from 0.05 to 120 minutes", "5")
@@ -162,7 +163,8 @@ def _read(session: Session, case: Case, clock: Clock) -> None:
     first = clock.time((case, 1), calls(1)).run_s
     window = WINDOW_S[session.device.type]
     count = max(1, min(MOST_CALLS, int(window / max(first, 1e-7))))
-    clock.time((case, count), calls(count))  # tells the clock how long issuing takes
+    if count > 1:
+        clock.time((case, count), calls(count))  # tells the clock how long issuing takes
     for _ in range(READINGS):
         spent = clock.time((case, count), calls(count))
         session.readings.note(case, type(spent)(spent.run_s / count, spent.issue_s / count))

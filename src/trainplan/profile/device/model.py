@@ -25,8 +25,8 @@ from trainplan.profile.device.families import ARITHMETIC, VARIANTS, Place, place
 from trainplan.profile.device.file import Curve, DeviceFile
 from trainplan.profile.device.surface import Surface
 
-# Rows and columns of a tile, and the share of a processor's speed at which it is computed: larger tiles use more of what
-# they read. Only their steps matter, since the ratio takes up the rest.
+# Rows and columns of a tile, and the share of a processor's speed at which it is computed: larger tiles use more of
+# what they read. Only their steps matter, since the ratio takes up the rest.
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7))
 DEEP = 256  # a sum that is shared out among processors has at least so many terms each
 # Precisions that stand for one that was not measured, the nearest first.

@@ -1,8 +1,8 @@
 """Between measured points: a smooth surface through scattered ones.
 
-What is interpolated is not seconds, which run over six orders of magnitude, but the logarithm of their ratio to a simple
-expectation, which is of order one everywhere. Points need not form a grid, so that a measurement that was cut short, or
-a point that did not fit into memory, leaves no hole.
+What is interpolated is not seconds, which run over six orders of magnitude, but the logarithm of their ratio to a
+simple expectation, which is of order one everywhere. Points need not form a grid, so that a measurement that was cut
+short, or a point that did not fit into memory, leaves no hole.
 """
 
 from __future__ import annotations
