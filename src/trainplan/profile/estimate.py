@@ -16,13 +16,14 @@ from trainplan.cluster.cluster import Device
 from trainplan.cluster.probe import machine
 from trainplan.errors import InputError
 from trainplan.profile import by_slice
+from trainplan.profile.device.known import model_of
+from trainplan.profile.device.model import Model
 from trainplan.profile.op import Op
 from trainplan.profile.profile import Block, Floats, Parameter, Profile, Provenance
 from trainplan.profile.roofline import (
-    ISSUE_BACKWARD_S,
-    ISSUE_FORWARD_S,
     Speed,
     issue_seconds,
+    plain_seconds,
     run_seconds,
     speed_of,
     update_seconds,
@@ -40,9 +41,16 @@ def estimate(
     samples: Sequence[int] | None = None,
     precision: str = "fp32",
     progress: Progress | None = None,
+    model: Model | None = None,
 ) -> Profile:
-    """Estimate a workload on a device of the catalogue, for these micro-batch sizes (powers of two up to the batch)."""
-    speed = speed_of(device, precision)
+    """Estimate a workload on a device of the catalogue, for these micro-batch sizes (powers of two up to the batch).
+
+    `model` is of a device file; without it, one that comes with the package is taken, where there is one for the device
+    or for one like it.
+    """
+    if precision not in ("fp32", "tf32"):
+        raise InputError(f"an estimate in {precision}", "only fp32 and tf32 are estimated so far", "fp32")
+    speed = speed_of(device, precision, model or model_of(device))
     sizes = sorted(set(samples)) if samples is not None else [2**k for k in range(max(1, workload.batch).bit_length())]
     if not sizes or sizes[0] < 1:
         raise InputError(f"micro-batch sizes {list(samples or ())}", "each must be at least 1", "1,2,4,8")
@@ -84,7 +92,7 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
         crossings=tuple(replace(c, saved_by=traces[0].saved_by.get(c.name, ())) for c in base.crossings),
         parameters=_ready(base.parameters, traces[-1], speed),
         provenance=Provenance(
-            machine=f"none: estimated for {device.name} from its data sheet",
+            machine=f"none: estimated for {device.name} {speed.words}",
             made=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=machine.versions(),
         ),
@@ -102,8 +110,8 @@ def _passes(traces: list[BlockTrace], sizes: Sequence[int], speed: Speed) -> dic
         "convolution_flops": traces[0].convolution_flops / sizes[0],  # type: ignore[dict-item]
         "forward_s": tuple(seconds(t.forward) for t in traces),
         "backward_s": tuple(seconds(t.backward) for t in traces),
-        "forward_issue_s": tuple(issue_seconds(t.forward, ISSUE_FORWARD_S, speed) for t in traces),
-        "backward_issue_s": tuple(issue_seconds(t.backward, ISSUE_BACKWARD_S, speed) for t in traces),
+        "forward_issue_s": tuple(issue_seconds(t.forward, "forward", speed) for t in traces),
+        "backward_issue_s": tuple(issue_seconds(t.backward, "backward", speed) for t in traces),
         "saved_bytes": tuple(float(t.saved_bytes) for t in traces),
         "forward_workspace_bytes": tuple(float(t.forward_workspace_bytes) for t in traces),
         "backward_workspace_bytes": tuple(float(t.backward_workspace_bytes) for t in traces),
@@ -128,10 +136,17 @@ def _slices(base: Profile, block: Block, block_trace: BlockTrace, speed: Speed) 
 
     def fit(ops: tuple[Op, ...]) -> Floats:
         whole = sum(run_seconds(op, speed) for op in ops)
-        points = [(x, r, sum(run_seconds(part(op, x, r), speed) for op in ops)) for x, r in _POINTS]
+        points = [(x, r, sum(_part_seconds(op, part(op, x, r), speed) for op in ops)) for x, r in _POINTS]
         return by_slice.terms(points, whole, whole, block.carried_bytes > 0) if ops else ()
 
     return {"slice_forward": fit(block_trace.forward), "slice_backward": fit(block_trace.backward)}
+
+
+def _part_seconds(op: Op, part: Op, speed: Speed) -> float:
+    """Of a part of an operator: curves are by whole shapes, so the part takes its share by the plain roofline."""
+    if speed.model is None:
+        return run_seconds(part, speed)
+    return run_seconds(op, speed) * plain_seconds(part, speed) / plain_seconds(op, speed)
 
 
 def _with_accumulation(blocks: list[Block], base: Profile, speed: Speed) -> tuple[Block, ...]:

@@ -1,19 +1,26 @@
-"""How long an operator should take on a device that is not here: a roofline with plain efficiencies.
+"""How long an operator should take on a device that is not here.
 
-An operator takes as long as its arithmetic or its memory traffic, whichever is longer, at the share of the device's
-peak that such operators reach; plus what every kernel costs. Nothing is fitted to the model at hand. Each constant
-says where it is from; those marked *assumed* are round numbers that wait for a measurement.
+Where the device has a file of measurements, or one like it has, the file says (`profile.device`). Elsewhere a roofline
+with plain efficiencies does: an operator takes as long as its arithmetic or its memory traffic, whichever is longer, at
+the share of the device's peak that such operators reach; plus what every kernel costs. Nothing is fitted to the model
+at hand. Each constant says where it is from; those marked *assumed* are round numbers that wait for a measurement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from trainplan.cluster.cluster import Device
-from trainplan.errors import InputError
+from trainplan.errors import InputError, nearest
+from trainplan.profile.device.families import PRECISIONS, family_of, place, places
+from trainplan.profile.device.model import Model
 from trainplan.profile.op import CONVOLUTIONS, Op
+from trainplan.units import percent
 
+Pass = Literal["forward", "backward"]
+HALF = ("bf16", "fp16")
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"}
 ATTENTIONS = {"attention", "attention_backward"}
 # Operators that go over their input twice: once for its statistics, once to use them.
@@ -49,38 +56,56 @@ class Speed:
     convolutions: float
     tensor_products: bool  # on tensor cores
     tensor_convolutions: bool
+    model: Model | None = None  # of measured curves; None: plain efficiencies
 
     @property
-    def convolution(self) -> float:
-        """Share of the peak that convolutions reach."""
-        return CONVOLUTION_TENSOR_CORES if self.tensor_convolutions else CONVOLUTION
+    def words(self) -> str:
+        """Where the seconds are from, and how good they are."""
+        if self.model is None:
+            return "from its data sheet"
+        file = self.model.file
+        error = f": operators within {percent(self.model.error)} (median)" if self.model.error is not None else ""
+        if self.model.scaled:
+            return f"scaled from the device file of {file.device} by data sheets (measured {file.made[:10]}){error}"
+        return f"from its device file (measured {file.made[:10]}, torch {file.versions.get('torch', '?')}){error}"
+
+    def peak(self, op: Op) -> tuple[float, bool]:
+        """(FLOP/s, whether on tensor cores) of an operator's arithmetic."""
+        if op.precision in HALF and op.precision in self.device.flops:
+            return self.device.flops[op.precision], self.device.flops[op.precision] > self.device.flops["fp32"]
+        if op.name in CONVOLUTIONS:
+            return self.convolutions, self.tensor_convolutions
+        return self.products, self.tensor_products
 
     @property
     def is_cpu(self) -> bool:
         return self.device.name == "cpu"
 
 
-def speed_of(device: Device, precision: str) -> Speed:
+def speed_of(device: Device, precision: str, model: Model | None = None) -> Speed:
     """The rates that apply: torch runs fp32 convolutions in tf32 where a device has it, products only if told to.
+
+    In bf16 or fp16, what is left in 32 bits runs as torch would run it by itself.
 
     >>> from trainplan.cluster.catalogue import device
     >>> speed_of(device("A100-80"), "fp32").convolutions > speed_of(device("A100-80"), "fp32").products
     True
     """
-    if precision not in ("fp32", "tf32"):
-        raise InputError(f"an estimate in {precision}", "only fp32 and tf32 are estimated so far", "fp32")
+    if precision not in PRECISIONS:
+        raise InputError(f"precision {precision}", "there is no such precision", nearest(precision, PRECISIONS))
     if precision not in device.flops:
-        have = ", ".join(p for p in device.flops if p in ("fp32", "tf32"))
+        have = ", ".join(device.flops)
         raise InputError(f"an estimate in {precision} for {device.name}", f"the device has {have}", have)
     plain, fast = device.flops["fp32"], device.flops.get("tf32", 0.0)
     cores = fast > plain
     return Speed(
         device=device,
         precision=precision,
-        products=device.flops[precision],
+        products=fast if precision == "tf32" else plain,
         convolutions=max(plain, fast),
         tensor_products=cores and precision == "tf32",
         tensor_convolutions=cores,
+        model=model,
     )
 
 
@@ -93,40 +118,80 @@ def run_seconds(op: Op, speed: Speed) -> float:
     >>> round(run_seconds(square, speed_of(toy, "fp32")) * 1e3, 3)  # 2.147 GFLOP at 0.70 TFLOP/s
     3.071
     """
+    if speed.model is not None:
+        at = places(op, "tf32" if _in_tf32(op, speed) else "fp32")
+        return sum(speed.model.seconds(place) for place in at)
+    return plain_seconds(op, speed)
+
+
+def _in_tf32(op: Op, speed: Speed) -> bool:
+    return speed.tensor_convolutions if op.name in CONVOLUTIONS else speed.tensor_products
+
+
+def plain_seconds(op: Op, speed: Speed) -> float:
+    """Seconds of one operator by the device's peaks and plain efficiencies."""
     arithmetic = 0.0
     stream = STREAM
+    peak, cores = speed.peak(op)
     if op.name in CONVOLUTIONS:
         *_, kernel, stride, groups = op.shape or (0, 1, 1)
-        share = WINOGRAD if (kernel, stride) == (9, 1) and not speed.tensor_convolutions else speed.convolution
-        arithmetic = op.flops / (speed.convolutions * share)
+        dense = CONVOLUTION_TENSOR_CORES if cores else CONVOLUTION
+        share = WINOGRAD if (kernel, stride) == (9, 1) and not cores else dense
+        arithmetic = op.flops / (peak * share)
         if groups > 1:
             stream = DEPTHWISE_STREAM
     elif op.name in ATTENTIONS:
-        arithmetic = op.flops * op.share / (speed.products * ATTENTION)
+        arithmetic = op.flops * op.share / (peak * ATTENTION)
     elif op.flops:
         share = PRODUCT
-        if speed.tensor_products:
+        if cores:
             share = PRODUCT_TENSOR_CORES * (MISALIGNED if any(size % 8 for size in op.shape) else 1.0)
-        arithmetic = op.flops / (speed.products * share)
+        arithmetic = op.flops / (peak * share)
     moved = op.read * (2 if op.name in READ_TWICE else 1) + op.written
     traffic = moved / (speed.device.memory_rate * stream)
     return max(arithmetic, traffic) + (CPU_OP_S if speed.is_cpu else KERNEL_S)
 
 
-def issue_seconds(ops: Sequence[Op], each: float, speed: Speed) -> float:
-    """Seconds of the host that issues these operators; on a CPU the host is the device."""
-    return 0.0 if speed.is_cpu else len(ops) * each
+def issue_seconds(ops: Sequence[Op], passing: Pass, speed: Speed) -> float:
+    """Seconds of the host that issues these operators in a pass; on a CPU the host is the device."""
+    if speed.is_cpu:
+        return 0.0
+    usual = {"forward": ISSUE_FORWARD_S, "backward": ISSUE_BACKWARD_S}[passing]
+    if speed.model is None:
+        return len(ops) * usual
+    host = speed.model.file.host
+    # A family whose issuing was not measured is issued like what is element by element.
+    like = host.get("elementwise")
+    total = 0.0
+    for op in ops:
+        known = host.get(family_of(op.name), like)
+        total += usual if known is None else getattr(known, f"{passing}_s")
+    return total
 
 
 def update_seconds(ops: Sequence[Op], tensors: int, speed: Speed) -> tuple[float, float]:
     """(run, issue) of an optimizer's step: a GPU goes over all tensors with one kernel for each kind of operator."""
     if not ops:
         return 0.0, 0.0
+    if speed.model is not None:
+        if speed.is_cpu:
+            return sum(run_seconds(op, speed) for op in ops), 0.0
+        return _measured_update(ops, tensors, speed.model)
     traffic = sum(op.read + op.written for op in ops) / (speed.device.memory_rate * STREAM)
     if speed.is_cpu:
         return traffic + len(ops) * CPU_OP_S, 0.0
     kinds = len(ops) / max(1, tensors)  # operators for each tensor
     return traffic + kinds * KERNEL_S, len(ops) * FOREACH_TENSOR_S
+
+
+def _measured_update(ops: Sequence[Op], tensors: int, model: Model) -> tuple[float, float]:
+    """The same by measured curves. Several blocks share one step, so what a kernel costs at least is not counted."""
+    kinds = max(1.0, len(ops) / max(1, tensors))
+    moved = sum(op.read + op.written for op in ops)
+    variant = "fused" if any("fused" in op.name for op in ops) else "foreach"
+    at = place("optimizer", variant, "fp32", (max(1, round(moved / kinds)), max(1, tensors)))
+    run = max(moved / model.memory_rate, kinds * (model.seconds(at) - model.file.floor_s))
+    return run, len(ops) * (model.file.update_tensor_s or FOREACH_TENSOR_S)
 
 
 def between(small: Op, large: Op, position: float) -> Op:

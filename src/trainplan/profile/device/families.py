@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainplan.profile.operators import Op
+    from trainplan.profile.op import Op
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "product": ("nn", "nt", "tn", "nn-odd", "nt-odd", "tn-odd"),
@@ -150,9 +150,24 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
         return (place("attention", pass_ + ("-causal" if op.share < 1 else ""), kind, op.shape),)
     kind = "fp32" if kind == "tf32" else kind  # nothing else has tensor cores
     family, variant = _by_name(op.name)
-    moved = max(1, op.read + op.written)
+    # A table is read row by row, whatever its size.
+    rows_only = family == "gather" and not variant.endswith("backward")
+    moved = max(1, 2 * op.written if rows_only else op.read + op.written)
     last = op.shape[-1] if len(op.shape) == 2 else 1024  # a usual width, where the operator does not say
     return (place(family, variant, kind, (moved, last) if DIMENSIONS[family] == 2 else (moved,)),)
+
+
+def family_of(name: str) -> str:
+    """The family of an operator.
+
+    >>> family_of("addmm"), family_of("native_batch_norm_backward"), family_of("mul")
+    ('product', 'normalisation', 'elementwise')
+    """
+    if name in _PRODUCTS:
+        return "product"
+    if "convolution" in name:
+        return "convolution"
+    return "attention" if name.startswith("attention") else _by_name(name)[0]
 
 
 def _by_name(name: str) -> tuple[str, str]:

@@ -57,7 +57,7 @@ class Model:
     def __init__(self, file: DeviceFile, device: Device | None = None) -> None:
         self.file = file
         self.device = device.name if device is not None else file.device
-        self.scaled = device is not None and device.name != file.device
+        self.scaled = device is not None and not describes(file, device)
         self.scale = _scale(file, device) if device is not None and self.scaled else SAME
         self.processors = max(1, round(file.processors * self.scale.processors))
         self.stood_in: dict[str, str] = {}  # curves that were asked for and not there → what was taken
@@ -165,6 +165,15 @@ class Model:
         """Median error on the points that the model was not made of, and more where it is scaled; None: not known."""
         found = self._errors(self.waves, tuple(VARIANTS))
         return median(found) + (SCALED_ERROR if self.scaled else 0.0) if found else None
+
+
+def describes(file: DeviceFile, device: Device) -> bool:
+    """Whether a file is of this very device: not of another one, nor of what it would be with other rates."""
+    if file.device != device.name:
+        return False
+    measured = any(source.startswith("measured") for source in device.sources.values())
+    same = all(file.peak.get(precision, rate) == rate for precision, rate in device.flops.items())
+    return measured or (same and file.memory_peak in (0.0, device.memory_rate))
 
 
 def _scale(file: DeviceFile, device: Device) -> Scale:
