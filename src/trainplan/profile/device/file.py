@@ -80,7 +80,7 @@ class DeviceFile:
     peak: dict[str, float]  # FLOP/s of the data sheet by precision; none where it is not known
     memory_peak: float  # bytes/s of the data sheet; 0: not known
     ceiling: dict[str, float]  # the highest FLOP/s of any product, by precision
-    memory_rate: float  # the highest bytes/s of any copy that no cache holds
+    memory_rate: float  # the highest bytes/s of copies and sums that no cache holds
     floor_s: float  # the least time from one kernel to the next
     host: dict[str, Issue]  # by family; none where the host is the device
     update_op_s: float  # of the host for an operator of an optimizer's step, however many tensors

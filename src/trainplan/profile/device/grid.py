@@ -16,7 +16,7 @@ from itertools import product
 from trainplan.profile.device.families import ARITHMETIC, ITEM_BYTES, Place, place
 
 # The most bytes that one point may touch: beyond it nothing changes but the time that it takes.
-MOST_BYTES = {"cpu": 2**26, "cuda": 2**31}
+MOST_BYTES = {"cpu": 2**28, "cuda": 2**31}
 LAYOUTS = ("nt", "nn", "tn")  # of a linear layer: forward, for its input, for its weights
 Row = tuple[str, str, tuple[int, ...]]  # family, variant, shape
 

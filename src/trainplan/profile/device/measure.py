@@ -37,6 +37,7 @@ MOST_CALLS = 20
 LONGEST = 1 / 6000  # of the time, that one call may take: larger shapes are left out
 SAVED_EVERY_S = 10.0
 LOOK_EVERY_S = 1.0
+STREAMS = {("copy", "contiguous"), ("elementwise", "add"), ("elementwise", "relu")}  # the rate of memory is theirs
 STRIKES = 2  # errors after which a curve is given up
 
 
@@ -94,7 +95,7 @@ def measure(
         every = cases(at.type, _precisions(at), quick)
         saved = looked = session.elapsed
         for number, case in enumerate(every):
-            if session.dead or session.elapsed > 60 * minutes * USED:
+            if session.dead or session.elapsed > 60 * minutes * (USED if _enough(session) else 1.0):
                 session.skipped += len(every) - number
                 break
             say(f"{case.at.family} {' × '.join(map(str, case.at.shape))}", number / len(every))
@@ -108,7 +109,7 @@ def measure(
                 saved = session.elapsed
     if not _enough(session):
         why = "; ".join(f"{name}: {error}" for name, error in list(session.missing.items())[:3]) or "there was no time"
-        raise RunError(f"measuring {at}", f"no product and no copy could be measured ({why})", "more --minutes")
+        raise RunError(f"measuring {at}", f"no product or no copy could be measured ({why})", "more --minutes")
     found = assemble(session, whole=not session.dead)
     if output is not None:
         found.save(output)
@@ -199,8 +200,9 @@ def _host_lane(session: Session, clock: DeviceClock) -> None:
 
 
 def _enough(session: Session) -> bool:
-    families = {case.at.family for case in session.taken if not case.check}
-    return {"product", "copy"} <= families
+    """Whether there is at least a ceiling, and a memory rate."""
+    done = {(case.at.family, case.at.variant) for case in session.taken}
+    return any(family == "product" for family, _ in done) and not done.isdisjoint(STREAMS)
 
 
 def assemble(session: Session, whole: bool) -> DeviceFile:
@@ -208,20 +210,20 @@ def assemble(session: Session, whole: bool) -> DeviceFile:
     readings = session.readings
     seconds = {case: readings.run_s(case) for case in session.taken}
     ceiling: dict[str, float] = {}
-    copies: list[tuple[float, float]] = []
+    streams: list[tuple[float, float]] = []
     for case, taken in seconds.items():
         if case.at.family == "product":
             ceiling[case.at.precision] = max(case.at.flops / taken, ceiling.get(case.at.precision, 0.0))
-        if (case.at.family, case.at.variant) == ("copy", "contiguous"):
-            copies.append((case.at.bytes, case.at.bytes / taken))
+        if (case.at.family, case.at.variant) in STREAMS:
+            streams.append((case.at.bytes, case.at.bytes / taken))
     name = machine.name_of(session.device)
     sheet = catalogue.device(name) if session.cuda and catalogue.has("device", name) else None
     missing = dict(session.missing)
     peak = dict(sheet.flops) if sheet else {}
     for precision in [p for p in peak if ceiling.get(p, 0.0) > peak[p] * TOLERANCE]:
         missing[f"peak.{precision}"] = f"the catalogue's {tflops(peak.pop(precision))} is below what was measured"
-    large = max(size for size, _ in copies) / 4
-    memory_rate = max(rate for size, rate in copies if size >= large)
+    large = max(size for size, _ in streams) / 4
+    memory_rate = max(rate for size, rate in streams if size >= large)
     low, middle, high = quantiles(readings.references, n=4) if len(readings.references) > 2 else (0.0, 1.0, 0.0)
     return DeviceFile(
         device=name,

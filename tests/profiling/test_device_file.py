@@ -1,0 +1,230 @@
+"""Device files: read strictly, true at what was measured and near between, bounded, scaled, and really measured."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from trainplan import files
+from trainplan.cluster.catalogue import device
+from trainplan.errors import InputError, RunError
+from trainplan.profile.device import kernels, known
+from trainplan.profile.device.families import VARIANTS, place, places
+from trainplan.profile.device.file import DeviceFile, read
+from trainplan.profile.device.measure import measure
+from trainplan.profile.device.model import SCALED_ERROR, Model
+from trainplan.profile.estimate import estimate
+from trainplan.profile.op import Op
+from trainplan.profile.roofline import issue_seconds, run_seconds, speed_of
+
+from . import models
+from .device_files import CEILING, FLOOR, MEMORY, PAPER, paper, true_seconds
+
+
+@pytest.fixture(scope="module")
+def file():
+    return paper()
+
+
+@pytest.fixture(scope="module")
+def model(file):
+    return Model(file)
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_comes_back_as_it_was_written(file, tmp_path):
+    file.save(tmp_path / "paper.json")
+    assert DeviceFile.load(tmp_path / "paper.json") == file
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "rest"),
+    [
+        ({"peak": {"bf16": 3e14}}, "peak.bf16", "300 TFLOP/s is below the 600 TFLOP/s that was measured"),
+        ({"memory_rate": -1.0}, "memory_rate", "above zero"),
+        ({"memory_peak": 1e12}, "memory_peak", "1,000 GB/s is below the 3,600 GB/s that was measured"),
+        ({"memory_rat": 1.0}, "memory_rat", "there is no such key. Try memory_rate"),
+        ({"floor_s": 0.0}, "floor_s", "above zero"),
+        ({"processors": 0}, "processors", "at least one"),
+        ({"ceiling": {}}, "ceiling", "no product was measured"),
+        ({"ceiling": {"bf61": 1e12}}, "ceiling.bf61", "no such precision. Try bf16"),
+        ({"host": {"produkt": {"forward_s": 1.0, "backward_s": 1.0}}}, "host.produkt", "Try product"),
+        ({"host": {"product": {"forward_s": -1.0, "backward_s": 1.0}}}, "host.product.forward_s", "zero or more"),
+        ({"curves": [["products", "nt", "bf16", ["1 8 8 8 1e-6"]]]}, "curves[0].family", "no such family. Try product"),
+        ({"curves": [["product", "tt", "bf16", ["1 8 8 8 1e-6"]]]}, "curves[0].variant", "no such variant of product"),
+        ({"curves": [["product", "nt", "bf16", ["8 8 8 1e-6"]]]}, "curves[0].points[0]", "4 sizes and the seconds"),
+        ({"curves": [["product", "nt", "bf16", ["1 8 8 8 -1e-6"]]]}, "curves[0].points[0]", "above zero"),
+        ({"curves": [["product", "nt", "bf16", ["1 4096 4096 4096 1e-6"]]]}, "curves[0].points[0]", "of the ceiling"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_with_the_field(file, changed, field, rest):
+    data = json.loads(json.dumps(files.to_json(replace(file, curves=(), checks=()))))
+    if "curves" in changed:
+        names = ("family", "variant", "precision", "points")
+        changed = {"curves": [dict(zip(names, curve, strict=True)) for curve in changed["curves"]]}
+    with pytest.raises(InputError) as refused:
+        read(data | changed, "paper.json")
+    assert f"paper.json.{field}" in str(refused.value)
+    assert rest in str(refused.value)
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_at_measured_points_the_model_says_what_was_measured(file, model):
+    for curve in file.curves:
+        for shape, seconds in list(zip(curve.shapes, curve.seconds, strict=True))[::71]:
+            at = place(curve.family, curve.variant, curve.precision, shape)
+            assert model.seconds(at) == pytest.approx(seconds, rel=2e-3)
+
+
+def test_between_them_it_is_near_and_knows_waves(model):
+    assert model.waves
+    assert model.error < 0.05
+    assert Model(paper(), PAPER).error == model.error
+    full, more = (place("product", "nt", "bf16", (1, 4096, 1024, columns)) for columns in (3200, 3208))
+    steps = [model.seconds(more) / model.seconds(full), true_seconds(more) / true_seconds(full)]
+    assert steps[0] == pytest.approx(steps[1], rel=0.03)
+    assert steps[0] > 1.1  # for a four-hundredth more of work
+
+
+def test_nothing_is_faster_than_what_was_measured(model):
+    for shape in ((1, 2**20, 2**15, 2**15), (1, 4096, 4096, 4096), (7, 333, 777, 999)):
+        at = place("product", "nt", "bf16", shape)
+        assert at.flops / model.seconds(at) <= CEILING["bf16"]
+    assert model.seconds(place("elementwise", "add", "fp32", (16,))) >= 0.9 * FLOOR
+    assert model.seconds(place("elementwise", "add", "fp32", (2**40,))) >= 2**40 / MEMORY
+
+
+def test_a_device_like_it_is_scaled_and_its_error_is_wider(file, model):
+    half = replace(
+        PAPER, name="Half", flops={p: rate / 2 for p, rate in PAPER.flops.items()}, memory_rate=2e12, processors=50
+    )
+    scaled = Model(file, half)
+    assert scaled.scaled
+    assert scaled.error == pytest.approx(model.error + SCALED_ERROR)
+    for at in (place("product", "nt", "bf16", (1, 8192, 4096, 4096)), place("elementwise", "add", "fp32", (2**30,))):
+        assert scaled.seconds(at) == pytest.approx(2 * model.seconds(at), rel=0.1)
+    # Half the processors are as busy with half the rows.
+    whole, part = (place("product", "nt", "bf16", (1, rows, 1024, 1024)) for rows in (256, 128))
+    assert scaled.seconds(part) == pytest.approx(model.seconds(whole), rel=0.15)
+    # The same name with other rates is another device; measured rates of it are not.
+    assert Model(file, replace(PAPER, memory_rate=1e12)).scaled
+    assert not Model(file, replace(PAPER, memory_rate=3e12, sources={"memory_rate": "measured: copy"})).scaled
+
+
+def test_what_was_not_measured_is_stood_in_for_and_named(file):
+    few = replace(file, curves=tuple(c for c in file.curves if c.family in ("elementwise", "product")))
+    model = Model(few)
+    conv = place("convolution", "forward", "bf16", (8, 64, 64, 784, 9, 1, 1))
+    assert model.seconds(conv) > 0
+    assert model.seconds(place("pooling", "max", "fp32", (2**20,))) > 0
+    assert model.stood_in == {
+        "convolution.forward.bf16": "the roofline alone",
+        "pooling.max.fp32": "elementwise.add.fp32",
+    }
+
+
+def test_every_operator_of_a_network_has_a_place():
+    linear = Op("addmm", 2.0 * 8 * 16 * 32, 0, 0, (8, 16, 32), precision="bf16", layout="nt")
+    assert places(linear, "fp32")[0].shape == (1, 8, 16, 32)
+    assert places(replace(linear, shape=(8, 16, 33)), "fp32")[0].variant == "nt-odd"
+    assert places(replace(linear, flops=4 * linear.flops, name="bmm"), "fp32")[0].shape == (4, 8, 16, 32)
+    conv = Op("convolution_backward", 2 * 2.0 * 4 * 16 * 9 * 8 * 8, 0, 0, (4, 8, 8, 16, 9, 1, 1), precision="fp32")
+    assert [at.variant for at in places(conv, "tf32")] == ["input", "weight"]
+    assert [at.variant for at in places(replace(conv, flops=conv.flops / 2), "tf32")] == ["weight"]
+    table = Op("embedding", 0.0, 4 * 10**8, 4096, precision="fp32")
+    assert places(table, "fp32")[0].bytes == 2 * 4096  # not the whole table
+    assert places(Op("native_batch_norm_backward", 0.0, 8, 8, precision="bf16"), "tf32")[0].variant == (
+        "batch_norm_backward"
+    )
+
+
+# -- estimates --------------------------------------------------------------------------------------------------------
+
+
+def test_estimates_use_a_file_where_there_is_one(model):
+    profile = estimate(models.skip(), PAPER, samples=[4], model=model)
+    assert "from its device file (measured 2026-01-02, torch 2.11.0): operators within" in profile.provenance.machine
+    speed = speed_of(PAPER, "fp32", model)
+    product, other = Op("mm", 2.0 * 512**3, 0, 0, (512, 512, 512), precision="fp32", layout="nn"), Op("mul", 0.0, 4, 4)
+    assert run_seconds(product, speed) == model.seconds(place("product", "nn", "fp32", (1, 512, 512, 512)))
+    assert issue_seconds([product, product, other], "forward", speed) == pytest.approx(2.5e-5)
+    assert issue_seconds([product, other, Op("max_pool2d", 0.0, 4, 4)], "backward", speed) == pytest.approx(5e-5)
+    # Convolutions of 32-bit numbers run in tf32 unless torch is told otherwise.
+    conv = Op("convolution", 1.0, 0, 0, (8, 64, 64, 784, 9, 1, 1), precision="fp32")
+    assert run_seconds(conv, speed) == model.seconds(place("convolution", "forward", "tf32", conv.shape))
+
+
+def test_a_file_is_found_by_name_or_by_likeness(file, monkeypatch, tmp_path):
+    monkeypatch.setattr(known, "packaged", lambda: ())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert known.model_of(PAPER, measured_here=True) is None
+    file.save(known.place_of("Paper"))
+    assert known.model_of(PAPER) is None  # ranks that plan by themselves do not look at one machine's files
+    assert not known.model_of(PAPER, measured_here=True).scaled
+    like = known.model_of(device("A100-80"), measured_here=True)
+    assert like.scaled
+    assert "scaled from the device file of Paper by data sheets" in speed_of(device("A100-80"), "fp32", like).words
+    assert known.model_of(device("TitanRTX"), measured_here=True) is None  # it has no tf32: another kind of device
+    assert known.model_of(device("cpu"), measured_here=True) is None
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def test_measuring_a_cpu_in_seconds(monkeypatch, tmp_path):
+    """With a family that fails: what there is, is there, and the rest is named."""
+
+    def broken(at, make):
+        raise RuntimeError("no kernel image\nis available")
+
+    monkeypatch.setitem(kernels._MAKERS, "pooling", broken)
+    said = []
+    path = tmp_path / "cpu.json"
+    found = measure("cpu", 1.0, path, quick=True, progress=lambda what, share: said.append(share), command="test")
+    assert DeviceFile.load(path) == found
+    assert {curve.family for curve in found.curves} == set(VARIANTS) - {"pooling"}
+    assert all("RuntimeError: no kernel image" in error for error in found.missing.values())
+    assert {name.split(".")[0] for name in found.missing} == {"pooling"}
+    assert found.skipped > 0  # those of the family that fails
+    assert found.seconds < 60
+    assert (found.device, found.command, found.peak, found.host) == ("cpu", "test", {}, {})
+    assert found.versions.keys() >= {"torch", "python", "trainplan"}
+    assert found.noise >= 0
+    assert said == sorted(said)
+    assert Model(found).seconds(place("product", "nt", "fp32", (1, 256, 256, 256))) > 0
+
+
+def test_measuring_that_is_cut_short_keeps_what_there_is(monkeypatch, tmp_path):
+    monkeypatch.setattr("trainplan.profile.device.measure.USED", 0.0)
+    found = measure("cpu", 1.0, tmp_path / "cpu.json")
+    assert "product" in {curve.family for curve in found.curves}
+    assert found.skipped > 4000
+    assert DeviceFile.load(tmp_path / "cpu.json") == found
+
+
+def test_what_cannot_be_measured_is_refused(monkeypatch):
+    monkeypatch.setattr("trainplan.profile.device.measure.work", None)
+    with pytest.raises(RunError, match=r"no product or no copy could be measured \(.*TypeError"):
+        measure("cpu", 1.0, quick=True)
+    with pytest.raises(InputError, match=r"0\.05 to 120 minutes"):
+        measure("cpu", 0.0)
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="no CUDA device"):
+            measure("cuda:0", 1.0)
+
+
+@pytest.mark.gpu
+def test_measuring_a_gpu(tmp_path):
+    found = measure("cuda:0", 1.0, tmp_path / "gpu.json", quick=True)
+    assert found.missing == {}
+    assert set(found.host) >= {"product", "convolution", "attention", "elementwise", "normalisation"}
+    assert all(0 < issue.forward_s < 1e-3 and 0 < issue.backward_s < 1e-3 for issue in found.host.values())
+    assert {curve.family for curve in found.curves} == set(VARIANTS)
+    assert found.processors > 10
+    assert 0 < found.floor_s < 2e-5
+    assert found.update_tensor_s > 0
