@@ -1,12 +1,18 @@
 """Our engine against others: the same model, cut in the same places, on the same processes, step by step in turn.
 
     python benchmarks/engine.py --ranks 2 4 --pairs 60
+    python benchmarks/engine.py --ranks 4 --slices 4 --systems ddp zero-1 zero-2 zero-3      on four slices of a GPU
+    python benchmarks/engine.py --ranks 2 --link 1Gbit/s --systems ddp zero-1 zero-2 zero-3  two namespaces, as root
     python benchmarks/engine.py --ranks 2 --systems torchgpipe        after: pip install torchgpipe
 
-For each of DDP and torch's own pipelines: the ratio of our step to theirs, over interleaved pairs, with a 95 %
-bootstrap interval of the median. "Not slower" means that its upper end is at most 1.05. torchgpipe, which is not
-installed with the other tools, runs its stages in threads of one process: one a device, and both devices are the CPU.
-What torch itself cannot run (ZB-V on gloo before 2.13: a rank sends to itself) is said, and has no row.
+For each of torch's means of data parallelism (DDP, ZeroRedundancyOptimizer, FSDP2: `trainplan/bench/by_hand.py`) and
+its own pipelines: the ratio of our step to theirs, over interleaved pairs, with a 95 % bootstrap interval of the
+median. "Not slower" means that its upper end is at most 1.05. Beside the seconds, those that the processors of all
+ranks were busy, which other programs on the same cores change little. torchgpipe, which is not installed with the other
+tools, runs its stages in threads of one process: one a device, and both devices are the CPU.
+
+What torch itself cannot run (ZB-V on gloo before 2.13: a rank sends to itself; its pipelines between slices of a GPU:
+gloo sends nothing from there) is said, and has no row. What is in the file already is not measured again.
 """
 
 import argparse
@@ -14,7 +20,8 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,48 +30,69 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
-from trainplan.bench.pool import pool
+from trainplan.bench.by_hand import Step, Training, by_hand
+from trainplan.bench.pool import placed, pool
+from trainplan.bench.slices import sliced
+from trainplan.bench.slow_link import slow_link
 from trainplan.engine.trainer import build
 from trainplan.errors import RunError
 from trainplan.plan.plan import Plan, plan
 from trainplan.plan.rules import CHUNKED
 from trainplan.profile.machine import describe
+from trainplan.units import MIB, parse_rate, parse_seconds
 from trainplan.workload.workload import Batch, Loss, Workload
 
-MICRO, BATCH, WIDTH, TOKENS, LAYERS = 8, 32, 256, 32, 8
+MICRO, BATCH, LAYERS = 8, 32, 8
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a layer: its width, and the tokens of a sample."""
+
+    width: int
+    tokens: int
+
+    @property
+    def layer_mib(self) -> int:
+        return 8 * self.width**2 * 4 // MIB
+
+
+# A slice of a GPU has something to do, too: kernels of a millisecond.
+SIZES = {"cpu": Size(256, 32), "cuda": Size(512, 512)}
 
 
 class Layer(nn.Module):
     """A transformer's feed-forward layer: what passes between layers is one tensor, as torch's stages want it."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def model() -> nn.Sequential:
+def model(size: Size) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(Layer() for _ in range(LAYERS)))
+    return nn.Sequential(*(Layer(size.width) for _ in range(LAYERS)))
 
 
-def batch(samples: int, seed: int) -> Batch:
+def batch(size: Size, samples: int, seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    x, y = (torch.randn(samples, TOKENS, WIDTH, generator=generator) for _ in range(2))
+    x, y = (torch.randn(samples, size.tokens, size.width, generator=generator) for _ in range(2))
     return Batch(samples, (x,), {}, y)
 
 
-def optimizer(parameters: object) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)  # type: ignore[arg-type]
+OPTIMIZER, OPTIONS = torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}
 
 
-def workload() -> Workload:
-    return Workload("layers", model, batch, Loss(F.mse_loss, lambda b: b.samples), optimizer, BATCH, 1000)
+def workload(size: Size) -> Workload:
+    return Workload(
+        "layers", lambda: model(size), lambda samples, seed: batch(size, samples, seed),
+        Loss(F.mse_loss, lambda b: b.samples), lambda parameters: OPTIMIZER(parameters, **OPTIONS), BATCH, 1000,
+    )  # fmt: skip
 
 
 # What torch calls the orders of work that both have.
@@ -76,48 +104,43 @@ TORCH = {
     "zb-h1": schedules.ScheduleInterleavedZeroBubble,  # with one stage a rank
     "zb-v": schedules.ScheduleZBVZeroBubble,
 }
-SYSTEMS = ("ddp", *TORCH)
-Step = Callable[[], object]
+# What torch has for data parallelism, and with how many MiB of gradients at a time both do it: ZeRO-2 and -3 layer by
+# layer, as one wraps them for FSDP2.
+REPLICAS = {"ddp": "ddp", "zero-1": "zero-redundancy", "zero-2": "fsdp2-2", "zero-3": "fsdp2-3"}
+ZERO_1_MIB = 4
+SYSTEMS = (*REPLICAS, *TORCH)
 
 
-def chosen(system: str, world: int) -> Plan:
+def chosen(system: str, world: int, size: Size) -> Plan:
     """Our plan of the same thing."""
-    if system == "ddp":
-        return plan(dp=world, blocks=LAYERS)
+    if system in REPLICAS:
+        zero = list(REPLICAS).index(system)
+        mib = (25, ZERO_1_MIB, size.layer_mib, size.layer_mib)[zero]
+        return plan(dp=world, blocks=LAYERS, zero=zero, bucket=mib * MIB)
     schedule, chunks = "gpipe" if system == "torchgpipe" else system, 2 if system in CHUNKED else 1
-    size = LAYERS // (world * chunks)
-    cuts = tuple(range(size, LAYERS, size))
+    held = LAYERS // (world * chunks)
+    cuts = tuple(range(held, LAYERS, held))
     return plan(pp=world, micro=MICRO, schedule=schedule, chunks=chunks, stages=cuts, blocks=LAYERS)
 
 
-def by_others(system: str, rank: int, world: int) -> Step:
+def by_others(system: str, rank: int, world: int, device: str) -> Step:
     """One step on this rank, as somebody who uses torch (or torchgpipe) writes it by hand."""
-    if system == "ddp":
-        return _data_parallel(rank, world)
+    size = SIZES[device]
+    if system in REPLICAS:
+        data, part = batch(size, BATCH, 0), slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+        inputs, targets = (whole[part].to(device) for whole in (data.args[0], data.targets))
+        trained = Training(model(size).to(device), F.mse_loss, inputs, targets, OPTIMIZER, OPTIONS)
+        return by_hand(REPLICAS[system], trained, ZERO_1_MIB if system == "zero-1" else None)
     if system == "torchgpipe":
-        return _torchgpipe(rank, world)
-    placed = chosen(system, world)
+        return _torchgpipe(rank, world, size)
+    placed = chosen(system, world, size)
     held = [stage for stage in range(placed.depth) if placed.rank(0, stage) == rank]
-    modules = nn.ModuleList(model()[slice(*placed.bounds[stage])] for stage in held)
-    return _pipeline(system, placed.depth, held, modules)
+    modules = nn.ModuleList(model(size)[slice(*placed.bounds[stage])] for stage in held)
+    return _pipeline(system, placed.depth, held, modules, batch(size, BATCH, 0))
 
 
-def _data_parallel(rank: int, world: int) -> Step:
-    data, part = batch(BATCH, 0), slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-    whole = DistributedDataParallel(model())
-    own = optimizer(whole.parameters())
-
-    def step() -> None:
-        loss = F.mse_loss(whole(data.args[0][part]), data.targets[part])
-        loss.backward()
-        own.step()
-        own.zero_grad(set_to_none=True)
-
-    return step
-
-
-def _pipeline(system: str, depth: int, held: list[int], modules: nn.ModuleList) -> Step:
-    data, own = batch(BATCH, 0), optimizer(modules.parameters())
+def _pipeline(system: str, depth: int, held: list[int], modules: nn.ModuleList, data: Batch) -> Step:
+    own = OPTIMIZER(modules.parameters(), **OPTIONS)
     stages = [PipelineStage(m, s, depth, torch.device("cpu")) for m, s in zip(modules, held, strict=True)]
     several = issubclass(TORCH[system], schedules.PipelineScheduleMulti)
     schedule = TORCH[system](stages if several else stages[0], MICRO, F.mse_loss)  # type: ignore[arg-type]
@@ -132,14 +155,14 @@ def _pipeline(system: str, depth: int, held: list[int], modules: nn.ModuleList) 
     return step
 
 
-def _torchgpipe(rank: int, world: int) -> Step:
+def _torchgpipe(rank: int, world: int, size: Size) -> Step:
     if rank:
         return lambda: None  # its ranks are threads of the first process
     from torchgpipe import GPipe  # type: ignore[import-not-found]
 
     # Whole batches are kept, as our plan does: by default torchgpipe recomputes.
-    whole = GPipe(model(), [LAYERS // world] * world, devices=["cpu"] * world, chunks=MICRO, checkpoint="never")
-    data, own = batch(BATCH, 0), optimizer(whole.parameters())
+    whole = GPipe(model(size), [LAYERS // world] * world, devices=["cpu"] * world, chunks=MICRO, checkpoint="never")
+    data, own = batch(size, BATCH, 0), OPTIMIZER(whole.parameters(), **OPTIONS)
 
     def step() -> None:
         F.mse_loss(whole(*data.args), data.targets).backward()
@@ -149,26 +172,30 @@ def _torchgpipe(rank: int, world: int) -> Step:
     return step
 
 
-def race(rank: int, world: int, system: str, pairs: int) -> list[tuple[float, float]]:
-    """Seconds of ours and of theirs, in turn."""
+def race(rank: int, world: int, system: str, pairs: int, device: str) -> list[tuple[float, float, float, float]]:
+    """Seconds of ours and of theirs, in turn, and seconds that this rank's processors were busy with each."""
     warnings.simplefilter("ignore")
-    theirs = by_others(system, rank, world)
-    trainer = build(chosen(system, world), workload())
-    data = batch(BATCH, 0)
+    theirs = by_others(system, rank, world, device)
+    backend = "gloo" if device == "cpu" else "gloo-staged"
+    trainer = build(chosen(system, world, SIZES[device]), workload(SIZES[device]), backend=backend, device=device)
+    data = batch(SIZES[device], BATCH, 0)
     found = []
     for number in range(pairs + 3):
         seconds = []
         order = (lambda: trainer.step(data), theirs)
         for run in order if number % 2 else order[::-1]:
             dist.barrier()
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             run()
+            if device == "cuda":
+                torch.cuda.synchronize()
             dist.barrier()
-            seconds.append(time.perf_counter() - start)
+            seconds.append((time.perf_counter() - start, time.process_time() - busy))
         if number >= 3:
-            found.append(tuple(seconds if number % 2 else seconds[::-1]))
+            ours, others = seconds if number % 2 else seconds[::-1]
+            found.append((ours[0], others[0], ours[1], others[1]))
     trainer.close()
-    return found  # type: ignore[return-value]
+    return found
 
 
 def interval(ratios: np.ndarray) -> tuple[float, float]:
@@ -178,47 +205,86 @@ def interval(ratios: np.ndarray) -> tuple[float, float]:
     return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
 
 
+def compared(system: str, world: int, pairs: int, device: str) -> dict[str, object]:
+    """One row: ours against theirs on so many ranks."""
+    ranks = np.array(pool(world).run(race, system, pairs, device))  # rank, pair, what
+    ratios = ranks[0, :, 0] / ranks[0, :, 1]
+    low, high = interval(ratios)
+    ours, theirs = np.median(ranks[0, :, :2], axis=0)
+    ours_busy, theirs_busy = np.median(ranks[:, :, 2:].sum(axis=0), axis=0)
+    return {
+        "system": system, "ranks": world, "ours_s": ours, "torch_s": theirs, "ratio": float(np.median(ratios)),
+        "low": low, "high": high, "pairs": pairs, "ours_busy_s": ours_busy, "torch_busy_s": theirs_busy,
+    }  # fmt: skip
+
+
+def line(row: dict[str, object]) -> str:
+    """A row of what is printed."""
+    ms = [1e3 * row[name] for name in ("ours_s", "torch_s", "ours_busy_s", "torch_busy_s")]  # type: ignore[operator]
+    return (
+        f"{row['system']:11} {row['ranks']:5d} {ms[0]:9.2f} {ms[1]:9.2f} {row['ratio']:7.3f}   {row['low']:.3f} to "
+        f"{row['high']:.3f} {ms[2]:9.1f} {ms[3]:9.1f}"
+    )
+
+
+def refused_by_torch(error: RunError, system: str) -> bool:
+    """Whether a race failed in torch's own pipelines, and not in ours."""
+    return system in TORCH and "torch/distributed/pipelining" in str(error)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--systems", nargs="+", choices=(*SYSTEMS, "torchgpipe"), default=SYSTEMS)
+    parser.add_argument("--systems", nargs="+", choices=(*SYSTEMS, "torchgpipe"), default=[])
+    parser.add_argument("--slices", type=int, default=0, help="of the GPU, a process each; 0: CPU cores")
+    parser.add_argument("--link", type=parse_rate, help="between two halves of the ranks, such as 1Gbit/s")
+    parser.add_argument("--delay", type=parse_seconds, default=0.0, help="of that link, one way, such as 1ms")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--for", dest="limit", type=float, default=float("inf"), help="begin nothing after so many s")
     parser.add_argument("--assert", dest="check", action="store_true", help="exit 1 where ours is slower")
     options = parser.parse_args()
-    rows, slower = [], False
-    print(f"{'system':11} {'ranks':>5} {'ours ms':>9} {'theirs ms':>9} {'ratio':>7}   95 % interval")
+    started = time.monotonic()
+    with ExitStack() as stack:
+        if options.slices:
+            stack.enter_context(sliced(options.slices))
+        if options.link:
+            stack.enter_context(placed(stack.enter_context(slow_link(options.link, options.delay)).place))
+        rows = races(options, started)
+    if options.check and any(row["high"] > 1.05 for row in rows):
+        sys.exit("ours is slower")
+
+
+def races(options: argparse.Namespace, started: float) -> list[dict[str, object]]:
+    """All that was asked for and is not known yet."""
+    device = "cuda" if options.slices else "cpu"
+    known = json.loads(options.out.read_text())["rows"] if options.out and options.out.exists() else []
+    rows = list(known)
+    here = describe(torch.device(device)) + (f", {options.slices} slices" if options.slices else "")
+    if options.link:
+        here += f", two namespaces, {8 * options.link / 1e9:g} Gbit/s, {1e3 * options.delay:g} ms late"
+    print(f"{'system':11} {'ranks':>5} {'ours ms':>9} {'theirs ms':>9} {'ratio':>7}   95 % interval    busy ms, theirs")
     for world in options.ranks:
-        for system in options.systems:
+        for system in options.systems or (REPLICAS if options.slices else SYSTEMS):
+            if any((row["system"], row["ranks"]) == (system, world) for row in known):
+                continue
+            if time.monotonic() - started > options.limit:
+                return rows
             try:
-                pairs = np.array(pool(world).run(race, system, options.pairs)[0])
+                rows.append(compared(system, world, options.pairs, device))
             except RunError as error:
-                if "torch/distributed/pipelining" not in str(error):
+                if not refused_by_torch(error, system):
                     raise
                 print(f"{system:11} {world:5d} torch {torch.__version__} fails: {str(error).strip().splitlines()[-1]}")
                 continue
-            ratios = pairs[:, 0] / pairs[:, 1]
-            low, high = interval(ratios)
-            slower |= high > 1.05
-            ours, theirs = np.median(pairs, axis=0) * 1e3
-            print(
-                f"{system:11} {world:5d} {ours:9.2f} {theirs:9.2f} {np.median(ratios):7.3f}   {low:.3f} to {high:.3f}",
-                flush=True,
-            )
-            rows.append(
-                {
-                    "system": system, "ranks": world, "ours_s": ours / 1e3, "torch_s": theirs / 1e3,
-                    "ratio": float(np.median(ratios)), "low": low, "high": high, "pairs": options.pairs,
-                }
-            )  # fmt: skip
+            print(line(rows[-1]), flush=True)
             if options.out:  # after every row, so that a run that is cut short leaves what it has
                 about = {
-                    "machine": describe(torch.device("cpu")), "made": time.strftime("%Y-%m-%d", time.gmtime()),
+                    "machine": here, "made": time.strftime("%Y-%m-%d", time.gmtime()),
                     "command": "python " + " ".join(sys.argv), "torch": torch.__version__, "rows": rows,
                 }  # fmt: skip
                 options.out.write_text(json.dumps(about, indent=1) + "\n")
-    if options.check and slower:
-        sys.exit("ours is slower")
+    return rows
 
 
 if __name__ == "__main__":
