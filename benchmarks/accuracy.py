@@ -9,27 +9,28 @@ root, and stopped at the end): every process, also the one that the profile is m
 puts the ranks into two network namespaces with a slow link between them (needs root, too).
 
 All plans of a workload are run in rounds, one after the other, so that a slow minute of the machine is not one plan's.
-The rows are written after every round. Workloads that are in the file with all of their rounds are not measured again,
-so it can be stopped and started. With `--keep FOLDER`, the
-profiles and the probed cluster that the predictions were made from are kept beside them.
+The rows are written after every plan. Plans that are in the file with all of their rounds are not measured again, so it
+can be stopped (or told to stop, `--for 280`) and started again. With `--keep FOLDER`, the profiles and the probed
+cluster that the predictions were made from are kept beside them.
 """
 
 import argparse
-import os
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from trainplan import files
-from trainplan.bench.accuracy import Compared, Row, exchanges, orders, suite
-from trainplan.bench.pool import placed, stop_pools
+from trainplan.bench.accuracy import Compared, Row
+from trainplan.bench.pool import placed
+from trainplan.bench.slices import sliced
 from trainplan.bench.slow_link import SlowLink, slow_link
+from trainplan.bench.suites import exchanges, orders, suite
+from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.probe.probe import probe
 from trainplan.cluster.yaml_write import save_yaml
 from trainplan.profile import machine
@@ -43,6 +44,8 @@ WORKLOADS = {
     "mobilenetv2:cifar10": 16,
     "gpt:layers=6,hidden=256,heads=4,seq=128,vocab=1024": 16,
 }
+# Where exchanges are compared: many bytes for little work, little of both, and a transformer.
+EXCHANGED = [name for name in WORKLOADS if not name.startswith("resnet")]
 # Larger ones, so that a slice has something to do: kernels of a millisecond, not of ten microseconds.
 GPU_WORKLOADS = {
     "gpt:layers=12,hidden=1024,heads=16,seq=512,vocab=8192": 32,
@@ -65,7 +68,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=[])
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing for each profile")
     parser.add_argument("--keep", type=Path, help="folder for the profiles and the cluster")
-    parser.add_argument("--until", type=float, default=0.0, help="start no further round after so many seconds")
+    parser.add_argument("--for", dest="limit", type=float, default=float("inf"), help="begin nothing after so many s")
     options = parser.parse_args()
     with ExitStack() as stack:
         if options.slices:
@@ -76,22 +79,31 @@ def main() -> None:
         compare_all(options, link)
 
 
-@contextmanager
-def sliced(slices: int) -> Iterator[None]:
-    """Give this process, and those that it starts, a share of the GPU's multiprocessors."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = folder
-        os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // slices)
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
-        try:
-            yield
-        finally:
-            stop_pools()
-            subprocess.run(["nvidia-cuda-mps-control"], input="quit -t 1\n", text=True, check=False)
+@dataclass
+class File:
+    """The rows that are known, on disk."""
+
+    path: Path
+    about: dict[str, Any]
+    rounds: int  # that a row needs to be whole
+    rows: dict[tuple[str, str], Row] = field(default_factory=dict)  # by workload and request
+
+    def read(self) -> None:
+        if self.path.exists():
+            rows = [files.from_json(Row, row) for row in files.read(self.path, "accuracy")["rows"]]
+            self.rows = {(row.workload, row.asked): row for row in rows}
+
+    def lacks(self, workload: str, asked: str) -> bool:
+        known = self.rows.get((workload, asked))
+        return known is None or len(known.rounds) < self.rounds
+
+    def put(self, row: Row) -> None:
+        self.rows[row.workload, row.asked] = row
+        files.write(self.path, "accuracy", {**self.about, "rows": files.to_json(list(self.rows.values()))})
 
 
 def compare_all(options: argparse.Namespace, link: SlowLink | None) -> None:
-    """Every workload under every plan."""
+    """Every workload under every plan that is not known yet."""
     started = time.monotonic()
     device = "cuda" if options.slices else "cpu"
     if device == "cpu":  # as the ranks have
@@ -100,20 +112,12 @@ def compare_all(options: argparse.Namespace, link: SlowLink | None) -> None:
     def say(what: str, *_: object) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {what}", file=sys.stderr, flush=True)
 
+    def late() -> bool:
+        return time.monotonic() - started > options.limit
+
     here = machine.describe(torch.device(device)) + (f", {options.slices} slices" if options.slices else "")
     if link:
         here += f", two namespaces, {8 * link.rate / 1e9:g} Gbit/s, {1e3 * link.delay_s:g} ms late"
-    lines = [line for ranks in options.orders for line in orders(ranks)]
-    lines += [line for ranks in options.exchanges for line in exchanges(ranks)]
-    lines = lines or options.plans or suite(options.ranks)
-    ranks = max([*options.orders, *options.exchanges] or options.ranks)
-    cluster = probe(ranks, device, refresh=True, progress=say, place=link.place if link else None)
-    if options.keep:
-        options.keep.mkdir(parents=True, exist_ok=True)
-        save_yaml(cluster, options.keep / "cluster.yaml")
-    rows = (
-        [files.from_json(Row, r) for r in files.read(options.out, "accuracy")["rows"]] if options.out.exists() else []
-    )
     about = {
         "machine": here,
         "device": machine.name_of(torch.device(device)),
@@ -121,35 +125,60 @@ def compare_all(options: argparse.Namespace, link: SlowLink | None) -> None:
         "torch": torch.__version__,
         "command": "python " + " ".join(sys.argv),
     }
+    file = File(options.out, about, options.rounds)
+    file.read()
+    left = {name: [line for line in lines_of(options, name) if file.lacks(name, line)] for name in names_of(options)}
+    if not any(left.values()):
+        return
+    ranks = max([*options.orders, *options.exchanges] or options.ranks)
+    cluster = probe(ranks, device, refresh=True, progress=say, place=link.place if link else None)
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        save_yaml(cluster, options.keep / "cluster.yaml")
     print(f"{'workload':24} {'plan':44} {'predicted':>10} {'measured':>10} {'error':>8} {'raw':>8} {'noise':>7}")
-    for name in options.workloads or (GPU_WORKLOADS if options.slices else WORKLOADS):
-        if any(row.workload == name and len(row.rounds) >= options.rounds for row in rows):
+    for name, lines in left.items():
+        if not lines or late():
             continue
-        rows = [row for row in rows if row.workload != name]
-        batch = GPU_WORKLOADS[name] if options.slices else WORKLOADS[name]
-        sizes = sorted({max(1, batch // k) for k in (1, 2, 4, 8, 16)})
         say(f"profile of {name}")
-        profile = measure(load(name), device=device, samples=sizes, seconds=options.seconds)
-        if options.keep:
-            profile.save(options.keep / f"{name.partition(':')[0]}.profile.json")
-        sliced_too = [f"pp={ranks} dp=1 schedule=terapipe slices=4 micro=2" for ranks in options.orders]
-        asked = lines + (sliced_too if name.startswith("gpt:") else [])
-        plans = [Compared(name, line, profile, cluster, batch) for line in asked]
-        for each in range(options.rounds):
-            say(f"{name}, round {each + 1}")
-            if options.until and time.monotonic() - started > options.until:
-                return
+        plans = compared(options, name, lines, cluster, device)
+        for number in range(options.rounds):
+            say(f"{name}, round {number + 1}")
             for plan in plans:
+                if late():
+                    break
                 plan.run(options.steps)
-            found = [plan.row() for plan in plans]
-            files.write(options.out, "accuracy", {**about, "rows": files.to_json([*rows, *found])})
-        rows += found
-        for row in found:
+                file.put(plan.row())
+        for row in (plan.row() for plan in plans if plan.runs):
             print(
                 f"{name[:24]:24} {row.plan[:44]:44} {row.predicted_s * 1e3:8.1f}ms {row.measured_s * 1e3:8.1f}ms "
                 f"{row.error:+8.1%} {row.raw_error:+8.1%} {row.noise_floor:7.1%}",
                 flush=True,
             )
+
+
+def names_of(options: argparse.Namespace) -> list[str]:
+    """The workloads."""
+    usual = GPU_WORKLOADS if options.slices else EXCHANGED if options.exchanges else WORKLOADS
+    return options.workloads or list(usual)
+
+
+def lines_of(options: argparse.Namespace, workload: str) -> list[str]:
+    """The plans that are asked for a workload."""
+    lines = [line for ranks in options.orders for line in orders(ranks)]
+    if workload.startswith("gpt:"):
+        lines += [f"pp={ranks} dp=1 schedule=terapipe slices=4 micro=2" for ranks in options.orders]
+    lines += [line for ranks in options.exchanges for line in exchanges(ranks)]
+    return lines or options.plans or suite(options.ranks)
+
+
+def compared(options: argparse.Namespace, name: str, lines: list[str], cluster: Cluster, device: str) -> list[Compared]:
+    """The plans of a workload, predicted from a profile that is measured now."""
+    batch = GPU_WORKLOADS[name] if options.slices else WORKLOADS[name]
+    sizes = sorted({max(1, batch // k) for k in (1, 2, 4, 8, 16)})
+    profile = measure(load(name), device=device, samples=sizes, seconds=options.seconds)
+    if options.keep:
+        profile.save(options.keep / f"{name.partition(':')[0]}.profile.json")
+    return [Compared(name, line, profile, cluster, batch) for line in lines]
 
 
 if __name__ == "__main__":

@@ -4,23 +4,31 @@ For each workload: a measured profile; for each plan a prediction, and runs on r
 preceded by the reference kernel that the profile was made beside. Machines drift, so plans are run in rounds, one
 after the other and all of them again, and three numbers are kept: the error of the ratio to the reference (`error`),
 the error as it stands (`raw_error`), and the noise floor: how far two halves of the same measurement are apart.
+
+Workers of asynchronous servers have no steps in common. What is compared of them is how often the servers update the
+weights: a "step" is the time in which they do so as many times as there are workers.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from trainplan.bench.pool import pool
 from trainplan.cluster.cluster import Cluster
-from trainplan.engine.measurement import Measurement, RunResult, measure, together
+from trainplan.engine.measurement import Measurement, RunResult, measure, one_by_one, together
 from trainplan.engine.trainer import Trainer
+from trainplan.plan.decided import BY_PRIORITY
 from trainplan.plan.plan import Plan
+from trainplan.plan.served import ASYNCHRONOUS
 from trainplan.plan.text import parse, text
 from trainplan.predict.accuracy import plan_kind
 from trainplan.predict.predict import predict
@@ -29,6 +37,10 @@ from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.profile import Profile
 from trainplan.profile.reference import Reference
+from trainplan.program.ops import Kind
+from trainplan.program.staleness import step_seconds as by_push
+from trainplan.program.text import parse as parse_name
+from trainplan.program.timeline import Timeline
 from trainplan.report import joined
 from trainplan.solve.resolve import resolve
 from trainplan.workload.load import load
@@ -36,6 +48,7 @@ from trainplan.workload.workload import Workload
 
 WARM_UP = 2
 WORST = 8  # operations that are named in a row
+LEAST_PUSHES = 12  # of a worker that goes on without the others: the first ones do not count
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,6 @@ def _train(
 ) -> Measurement:
     """On every rank: the steps of a plan, each preceded by the reference kernel on rank 0."""
     workload, skeleton, captured = _captured(name)
-
     trainer = Trainer(
         plan, workload, captured, lambda names: skeleton.materialise(names, 0, device), backend=backend, device=device
     )
@@ -105,8 +117,38 @@ def run_plan(name: str, plan: Plan, batch: int, steps: int, device: str = "cpu",
         finally:
             torch.set_num_threads(threads)
     else:
+        if plan.exchange in ASYNCHRONOUS:
+            steps = max(steps, LEAST_PUSHES)
         ranks = pool(plan.world).run(_train, name, plan, batch, steps, device, backend)
+    if plan.exchange in ASYNCHRONOUS:
+        return replace(one_by_one(ranks, plan, batch, WARM_UP, "", []), references=list(ranks[0].references))
     return together(ranks, plan, WARM_UP)
+
+
+def steady(run: RunResult, plan: Plan) -> tuple[list[float], list[float]]:
+    """Seconds of the steps that count, and of the reference kernel beside each."""
+    if plan.exchange in ASYNCHRONOUS:
+        return [by_push(list(pushes(run.timeline, plan).values()))], run.references[:1]
+    if plan.exchange in BY_PRIORITY:  # before the first that was recorded everything was settled
+        return run.steady_seconds[1:], run.references[1:]
+    return run.steady_seconds, run.references
+
+
+def pushes(timeline: Timeline, plan: Plan) -> dict[int, NDArray[np.float64]]:
+    """When the first server has applied the pushes of every worker."""
+    found: dict[int, list[float]] = {}
+    for event in timeline.events:
+        if event.kind == Kind.STEP.name and event.rank == plan.workers:
+            found.setdefault(parse_name(event.name).pipeline, []).append(event.end)
+    return {worker: np.array(moments) for worker, moments in found.items()}
+
+
+def by_kind(timeline: Timeline) -> dict[str, float]:
+    """Seconds of every kind of operation, a step and a rank, whatever else goes on meanwhile."""
+    found: Counter[str] = Counter()
+    for event in timeline.events:
+        found[event.kind] += (event.end - event.start) / timeline.steps / timeline.world  # type: ignore[assignment]
+    return dict(found)
 
 
 class Compared:
@@ -125,22 +167,35 @@ class Compared:
 
     def row(self) -> Row:
         """All rounds so far together."""
-        ratios = [[s / r for s, r in zip(run.steady_seconds, run.references, strict=True)] for run in self.runs]
-        seconds = [run.steady_seconds for run in self.runs]
+        both = [steady(run, self.plan) for run in self.runs]
+        seconds = [own for own, _ in both]
+        ratios = [[s / r for s, r in zip(*pair, strict=True)] for pair in both]
         expected, predicted_s = self.predicted.step_s / self.profile.provenance.reference_s, self.predicted.step_s
         # Each round is in one half, where there are several: what changes between rounds is noise, too.
         halves = (ratios[0][0::2], ratios[0][1::2]) if len(ratios) == 1 else (_all(ratios[0::2]), _all(ratios[1::2]))
-        both = [joined.join(self.predicted.timeline(), run.timeline) for run in self.runs]
         measured_s = median(_all(seconds))
+        kinds, worst = self._joined()
         return Row(
             workload=self.name, plan=text(self.plan), kind=plan_kind(self.plan), ranks=self.plan.world,
             batch=self.batch, predicted_s=predicted_s, measured_s=measured_s,
             error=expected / median(_all(ratios)) - 1, raw_error=predicted_s / measured_s - 1,
-            noise_floor=abs(median(halves[0]) / median(halves[1]) - 1), steps=len(_all(seconds)),
-            by_kind={d.name: (d.predicted_s, d.measured_s) for d in _middle(each.kinds for each in both)},
-            asked=self.asked, rounds=tuple(expected / median(each) - 1 for each in ratios),
-            worst=_middle(each.ops for each in both)[:WORST],
+            noise_floor=abs(median(halves[0]) / median(halves[1]) - 1) if all(halves) else 0.0,
+            steps=sum(len(run.steady_seconds) for run in self.runs),
+            by_kind={d.name: (d.predicted_s, d.measured_s) for d in kinds},
+            asked=self.asked, rounds=tuple(expected / median(each) - 1 for each in ratios), worst=worst[:WORST],
         )  # fmt: skip
+
+    def _joined(self) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
+        """By kind and by operation; where ranks go on without each other, only by kind."""
+        predicted = self.predicted.timeline()
+        if self.plan.exchange in ASYNCHRONOUS:
+            expected = by_kind(predicted)
+            each = [
+                {kind: (expected.get(kind, 0.0), s) for kind, s in by_kind(run.timeline).items()} for run in self.runs
+            ]
+            return _middle([joined.Row(kind, *both) for kind, both in one.items()] for one in each), ()
+        both = [joined.join(predicted, run.timeline) for run in self.runs]
+        return _middle(one.kinds for one in both), _middle(one.ops for one in both)
 
 
 def _all(rounds: Sequence[Sequence[float]]) -> list[float]:
@@ -155,37 +210,3 @@ def _middle(rounds: Iterable[Sequence[joined.Row]]) -> tuple[Difference, ...]:
             found.setdefault((row.name, row.rank), []).append((row.predicted_s, row.measured_s))
     differences = [Difference(*key, *map(median, zip(*values, strict=True))) for key, values in found.items()]
     return tuple(sorted(differences, key=lambda d: (-abs(d.predicted_s - d.measured_s), d.name, d.rank)))
-
-
-def suite(ranks: Sequence[int], micro: int = 4) -> list[str]:
-    """The plans that are measured: one device, replicas, and each order of work, on so many ranks."""
-    lines = ["dp=1 pp=1 micro=1"]
-    for count in ranks:
-        lines += [
-            f"dp={count} pp=1 micro=1",
-            f"pp={count} dp=1 schedule=naive micro={micro}",
-            f"pp={count} dp=1 schedule=gpipe micro={micro}",
-            f"pp={count} dp=1 schedule=1f1b micro={micro}",
-        ]
-    return lines
-
-
-def orders(ranks: int, micro: int = 8) -> list[str]:
-    """Every order of work on so many ranks (an even number), but for that of slices of sequences."""
-    words = [
-        "schedule=naive", "schedule=gpipe", "schedule=lockstep", "schedule=looped chunks=2", "schedule=1f1b",
-        "schedule=1f1b-early", "schedule=interleaved chunks=2", "schedule=zb-h1", "schedule=zb-h2",
-        "schedule=zb-v chunks=2", "schedule=gems", "schedule=chimera", "schedule=chimera-doubled",
-    ]  # fmt: skip
-    lines = [f"pp={ranks} dp=1 {word} micro={micro}" for word in words]
-    return [*lines, f"dp=2,{','.join(['1'] * (ranks - 2))} pp={ranks - 1} schedule=1f1b micro={micro}"]
-
-
-def exchanges(ranks: int) -> list[str]:
-    """Every way to train replicas in step on so many ranks: who sums gradients, and what is shared out."""
-    words = ["", "exchange=ring", "exchange=tree", "exchange=all-to-all", "exchange=all-to-all-sliced",
-             "exchange=halving-doubling", "exchange=dataparallel", "zero=1", "zero=2", "zero=3"]  # fmt: skip
-    if ranks % 2 == 0 and ranks > 2:
-        words += [f"exchange=hierarchical node={ranks // 2}", f"zero=3 shard={ranks // 2}"]
-    lines = [f"dp={ranks} pp=1 micro=1 {word}".strip() for word in words]
-    return [*lines, f"dp={ranks - 1} pp=1 micro=1 exchange=ps-bsp servers=1"] if ranks > 2 else lines

@@ -1,11 +1,11 @@
 """Data parallelism with torch's own means, as somebody writes it by hand: what our engine is raced against.
 
-    ddp                 DistributedDataParallel
-    zero-redundancy     the same, with ZeroRedundancyOptimizer: gradients are summed while backward goes on, everybody
-                        steps a part of the weights and then broadcasts it. (Its `overlap_with_ddp` refuses gloo: "may
-                        hang".)
-    fsdp2-2, fsdp2-3    `fully_shard` on every layer and on the whole; weights stay gathered between forward and
-                        backward, or do not
+ddp                 DistributedDataParallel
+zero-redundancy     the same, with ZeroRedundancyOptimizer: gradients are summed while backward goes on, everybody
+                    steps a part of the weights and then broadcasts it. (Its `overlap_with_ddp` refuses gloo: "may
+                    hang".)
+fsdp2-2, fsdp2-3    `fully_shard` on every layer and on the whole; weights stay gathered between forward and
+                    backward, or do not
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Training:
     options: dict[str, Any] = field(default_factory=dict)  # of the optimizer
 
     def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return self.optimizer(parameters, **self.options)  # type: ignore[call-arg]
+        return self.optimizer(parameters, **self.options)
 
 
 def by_hand(name: str, training: Training, bucket_mib: float | None = None) -> Step:
@@ -49,7 +49,7 @@ def by_hand(name: str, training: Training, bucket_mib: float | None = None) -> S
         trained = _sharded(training.model, training.inputs.device, keeps=name == "fsdp2-2")
         return _step(trained, training.optimizer_of(trained.parameters()), training)
     # A cap that is given is that of the first bucket, too; otherwise the first has 1 MiB.
-    cap = {} if bucket_mib is None else {"bucket_cap_mb": bucket_mib}
+    cap: dict[str, Any] = {} if bucket_mib is None else {"bucket_cap_mb": bucket_mib}
     trained = DistributedDataParallel(training.model, gradient_as_bucket_view=True, **cap)
     if name == "ddp":
         return _step(trained, training.optimizer_of(trained.parameters()), training)
@@ -69,7 +69,7 @@ def _sharded(model: nn.Module, device: torch.device, keeps: bool) -> nn.Module:
 
 def _step(trained: nn.Module, optimizer: torch.optim.Optimizer, training: Training) -> Step:
     def step() -> None:
-        training.loss(trained(training.inputs), training.targets).backward()  # type: ignore[no-untyped-call]
+        training.loss(trained(training.inputs), training.targets).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -2,6 +2,8 @@
 
 A rank trains its steps and keeps a `Measurement`; the measurements of all ranks together are a `RunResult`. Machines
 drift, so where it is asked for every recorded step is preceded by the reference kernel that profiles are made beside.
+Where steps overlap (`crossing.py`, asynchronous servers) a kernel between two of them would hide what one leaves to the
+next: there it runs before the first and after the last, and every step has the mean of the two.
 """
 
 from __future__ import annotations
@@ -72,11 +74,11 @@ def measure(
     The first `warm_up` steps are timed, but their timeline is not recorded. `after`: called after every step.
     """
     seconds, losses, references = [], [], []
-    samples = 0
+    samples, between = 0, reference is not None and not overlap(trainer)
     for number, (batch, whole) in enumerate(batches):
         if number == warm_up:
             trainer.record()
-        if reference is not None and number >= warm_up:
+        if reference is not None and (number == warm_up or (between and number > warm_up)):
             references.append(_reference(reference, trainer))
         result = trainer.step(batch, whole)
         seconds.append(result.seconds)
@@ -86,6 +88,8 @@ def measure(
             after(result)
     trainer.settle()
     recorded = len(seconds) > warm_up
+    if reference is not None and recorded and not between:
+        references = [(references[0] + _reference(reference, trainer)) / 2] * (len(seconds) - warm_up)
     if recorded:
         trainer.record(False)
     events = trainer.events(samples) if recorded else []
@@ -94,6 +98,11 @@ def measure(
         trainer.rank, trainer.replica, tuple(trainer.stages), tuple(seconds), tuple(losses), tuple(references),
         peak_bytes(trainer.device), tuple(events), arrivals, trainer.recorder.within,
     )  # fmt: skip
+
+
+def overlap(trainer: Trainer) -> bool:
+    """Whether a step goes on while the next one begins."""
+    return trainer.is_asynchronous or trainer.part.layout.crosses
 
 
 def _reference(reference: Reference, trainer: Trainer) -> float:

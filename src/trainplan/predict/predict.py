@@ -30,6 +30,7 @@ from trainplan.program.lower import lower
 from trainplan.program.lower.edges import edges
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.program import Program
+from trainplan.program.staleness import step_seconds as by_push
 from trainplan.program.timeline import Timeline
 from trainplan.program.wiring import Wiring, wire
 
@@ -179,19 +180,11 @@ def _steps(plan: Plan) -> int:
 
 
 def _by_push(played: Played) -> float:
-    """Of workers that go on without each other: the time in which they push as often as they are many, while all of
-    them are still at work. (The first pushes are left out: then nobody has waited for anything yet.)"""
+    """Of workers that go on without each other: the time in which they push as often as they are many."""
     program = played.program
     pushes = (program.kind == Kind.STEP) & (program.rank == program.rank[program.kind == Kind.STEP].min())
     workers = np.unique(program.pipeline[pushes])
-    moments = [np.sort(played.end[pushes & (program.pipeline == worker)]) for worker in workers]
-    until = min(own[-1] for own in moments)
-    rates = []
-    for own in moments:
-        while_all = own[(own <= until) & (np.arange(len(own)) >= len(own) // 4)]
-        own = while_all if len(while_all) > 1 else own
-        rates.append((len(own) - 1) / (own[-1] - own[0]) if own[-1] > own[0] else np.inf)
-    return len(workers) / sum(rates)
+    return by_push([played.end[pushes & (program.pipeline == worker)] for worker in workers])
 
 
 def _idle(busy: float, whole: float) -> float:

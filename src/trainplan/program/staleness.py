@@ -23,6 +23,8 @@ The state of a server is arrays with an entry for each worker, so that compiled 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -43,6 +45,23 @@ def bound_of(exchange: str, bound: tuple[int, ...]) -> Bound:
     ((2, 2), (1, 4), True)
     """
     return (bound[0], bound[-1]) if bound else (NO_END, NO_END)
+
+
+def step_seconds(pushes: Sequence[Floats]) -> float:
+    """The time in which workers push as often as they are many, from the moments at which each one's pushes were
+    applied: while all of them are still at work, and without the first quarter, in which nobody has waited yet.
+
+    >>> step_seconds([np.arange(1.0, 9.0), np.arange(2.0, 10.0, 2.0)])       # 1 and ½ a second: 2 in 4/3 seconds
+    1.3333333333333333
+    """
+    moments = [np.sort(own) for own in pushes]
+    until = min(own[-1] for own in moments)
+    rates = []
+    for own in moments:
+        while_all = own[(own <= until) & (np.arange(len(own)) >= len(own) // 4)]
+        own = while_all if len(while_all) > 1 else own
+        rates.append((len(own) - 1) / (own[-1] - own[0]) if own[-1] > own[0] else np.inf)
+    return float(len(moments) / sum(rates))
 
 
 class State:
