@@ -147,6 +147,9 @@ def _all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
 
 def all_gather(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     """Everybody's share of `size` bytes to everybody. In a ring that is the second half of a sum."""
+    curve = curve_of(cluster, "all_gather", len(members)) if one_node(cluster, members) else None
+    if curve is not None:
+        return Talk(on_curve(curve, size))
     return _half(all_reduce(cluster, members, size))
 
 
@@ -155,8 +158,11 @@ def reduce_scatter(cluster: Cluster, members: tuple[int, ...], size: int) -> Tal
 
     gloo has no such thing: its reduce-scatter is a whole sum, of which it throws most away. The engine has everybody
     send everybody else's share directly, and adds up what comes: as many bytes from each rank as in the ring, all at
-    once, but more of them from node to node.
+    once, but more of them from node to node. That is what was measured, where anything was.
     """
+    curve = curve_of(cluster, "reduce_scatter", len(members)) if one_node(cluster, members) else None
+    if curve is not None:
+        return Talk(on_curve(curve, size))
     if cluster.backend == "nccl" or len(members) == 1 or curve_of(cluster, "all_reduce", len(members)) is not None:
         return _half(all_reduce(cluster, members, size))
     return direct(cluster, members, size / len(members))

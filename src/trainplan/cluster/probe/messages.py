@@ -40,8 +40,7 @@ def prepare(team: Team, quick: bool) -> Round:
     for count in levels(team.count)[1:]:
         # Every worker takes part in making every group, also of those that it is not in.
         groups[count] = dist.new_group(list(range(count)), backend=team.backend)
-    floats = torch.zeros(sizes[-1] // 4 + team.count, device=team.device)
-    more = torch.zeros_like(floats)
+    floats, more, apart = (torch.zeros(sizes[-1] // 4 + team.count, device=team.device) for _ in range(3))
 
     def one_round(record: Record) -> None:
         for a, b in pairs(team.count):
@@ -54,7 +53,7 @@ def prepare(team: Team, quick: bool) -> Round:
             if team.rank < count and group is not None:
                 for op in OPS:
                     for size in sizes:
-                        call, total = _collective(op, size, count, floats, more, group)
+                        call, total = _collective(op, size, count, (floats, more, apart), group)
                         for _ in range(REPEATS if size <= SMALL else 1):
                             dist.barrier(group=group)
                             team.sync()
@@ -113,9 +112,10 @@ class Wire:
 
 
 def _collective(
-    op: str, size: int, count: int, floats: torch.Tensor, more: torch.Tensor, group: dist.ProcessGroup
+    op: str, size: int, count: int, room: tuple[torch.Tensor, torch.Tensor, torch.Tensor], group: dist.ProcessGroup
 ) -> tuple[Callable[[], object], int]:
     """The call, and the bytes of its whole tensor: `size`, or the next multiple that can be dealt out."""
+    floats, more, apart = room
     part = max(1, round(size / 4 / count))
     whole = part * count
     if op == "all_reduce":
@@ -126,4 +126,11 @@ def _collective(
         return lambda: dist.broadcast(tensor, src=0, group=group), tensor.numel() * 4
     if op == "all_gather":
         return lambda: dist.all_gather_into_tensor(floats[:whole], more[:part], group=group), whole * 4
+    if dist.get_backend(group) == "gloo":  # as the engine does it: gloo's own sums everything everywhere
+
+        def scatter() -> None:
+            dist.all_to_all_single(apart[:whole], floats[:whole], group=group)
+            torch.sum(apart[:whole].view(count, part), 0, out=more[:part])
+
+        return scatter, whole * 4
     return lambda: dist.reduce_scatter_tensor(more[:part], floats[:whole], group=group), whole * 4
