@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from trainplan import files
+from trainplan.bench import limit
 from trainplan.bench.accuracy import Compared, Row
 from trainplan.bench.pool import placed
 from trainplan.bench.slices import sliced
@@ -33,6 +34,7 @@ from trainplan.bench.suites import exchanges, orders, suite
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.probe.probe import probe
 from trainplan.cluster.yaml_write import save_yaml
+from trainplan.errors import PlanError, RunError, TrainplanError
 from trainplan.profile import machine
 from trainplan.profile.measure import measure
 from trainplan.units import parse_rate, parse_seconds
@@ -51,6 +53,13 @@ GPU_WORKLOADS = {
     "gpt:layers=12,hidden=1024,heads=16,seq=512,vocab=8192": 32,
     "resnet50:imagenet": 64,
 }
+# Gradients of 0.1, 0.5 and 0.01 GB: slices of a GPU exchange them through the host.
+GPU_EXCHANGED = {
+    "gpt:layers=6,hidden=512,heads=8,seq=256,vocab=8192": 32,
+    "vgg11:imagenet": 64,
+    "mobilenetv2:imagenet": 64,
+}
+BATCHES = WORKLOADS | GPU_WORKLOADS | GPU_EXCHANGED
 
 
 def main() -> None:
@@ -68,7 +77,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=[])
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing for each profile")
     parser.add_argument("--keep", type=Path, help="folder for the profiles and the cluster")
-    parser.add_argument("--for", dest="limit", type=float, default=float("inf"), help="begin nothing after so many s")
+    limit.add_option(parser)
     options = parser.parse_args()
     with ExitStack() as stack:
         if options.slices:
@@ -104,16 +113,13 @@ class File:
 
 def compare_all(options: argparse.Namespace, link: SlowLink | None) -> None:
     """Every workload under every plan that is not known yet."""
-    started = time.monotonic()
+    started, until = time.monotonic(), limit.Limit(options.limit)
     device = "cuda" if options.slices else "cpu"
     if device == "cpu":  # as the ranks have
         torch.set_num_threads(1)
 
     def say(what: str, *_: object) -> None:
         print(f"{time.monotonic() - started:6.1f} s  {what}", file=sys.stderr, flush=True)
-
-    def late() -> bool:
-        return time.monotonic() - started > options.limit
 
     here = machine.describe(torch.device(device)) + (f", {options.slices} slices" if options.slices else "")
     if link:
@@ -137,29 +143,30 @@ def compare_all(options: argparse.Namespace, link: SlowLink | None) -> None:
         save_yaml(cluster, options.keep / "cluster.yaml")
     print(f"{'workload':24} {'plan':44} {'predicted':>10} {'measured':>10} {'error':>8} {'raw':>8} {'noise':>7}")
     for name, lines in left.items():
-        if not lines or late():
+        if not lines or until.over():
             continue
         say(f"profile of {name}")
         plans = compared(options, name, lines, cluster, device)
         for number in range(options.rounds):
             say(f"{name}, round {number + 1}")
             for plan in plans:
-                if late():
+                if until.over():
                     break
-                plan.run(options.steps)
-                file.put(plan.row())
+                if ran(plan, options.steps):
+                    file.put(plan.row())
         for row in (plan.row() for plan in plans if plan.runs):
             print(
                 f"{name[:24]:24} {row.plan[:44]:44} {row.predicted_s * 1e3:8.1f}ms {row.measured_s * 1e3:8.1f}ms "
                 f"{row.error:+8.1%} {row.raw_error:+8.1%} {row.noise_floor:7.1%}",
                 flush=True,
             )
+    until.leave()
 
 
 def names_of(options: argparse.Namespace) -> list[str]:
     """The workloads."""
-    usual = GPU_WORKLOADS if options.slices else EXCHANGED if options.exchanges else WORKLOADS
-    return options.workloads or list(usual)
+    every, exchanged = (GPU_WORKLOADS, GPU_EXCHANGED) if options.slices else (WORKLOADS, EXCHANGED)
+    return options.workloads or list(exchanged if options.exchanges else every)
 
 
 def lines_of(options: argparse.Namespace, workload: str) -> list[str]:
@@ -173,12 +180,33 @@ def lines_of(options: argparse.Namespace, workload: str) -> list[str]:
 
 def compared(options: argparse.Namespace, name: str, lines: list[str], cluster: Cluster, device: str) -> list[Compared]:
     """The plans of a workload, predicted from a profile that is measured now."""
-    batch = GPU_WORKLOADS[name] if options.slices else WORKLOADS[name]
+    batch = BATCHES[name]
     sizes = sorted({max(1, batch // k) for k in (1, 2, 4, 8, 16)})
     profile = measure(load(name), device=device, samples=sizes, seconds=options.seconds)
     if options.keep:
         profile.save(options.keep / f"{name.partition(':')[0]}.profile.json")
-    return [Compared(name, line, profile, cluster, batch) for line in lines]
+    plans = []
+    for line in lines:
+        try:
+            plans.append(Compared(name, line, profile, cluster, batch))
+        except PlanError as error:
+            without(name, line, error)
+    return plans
+
+
+def ran(plan: Compared, steps: int) -> bool:
+    """One round of a plan, if it can be run."""
+    try:
+        plan.run(steps)
+    except RunError as error:
+        without(plan.name, plan.asked, error)
+        return False
+    return True
+
+
+def without(workload: str, asked: str, error: TrainplanError) -> None:
+    """A plan that fails has no row, and the others go on."""
+    print(f"{workload[:24]:24} {asked[:44]:44} fails: {str(error).strip().splitlines()[-1]}", flush=True)
 
 
 if __name__ == "__main__":

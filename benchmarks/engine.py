@@ -12,7 +12,8 @@ ranks were busy, which other programs on the same cores change little. torchgpip
 tools, runs its stages in threads of one process: one a device, and both devices are the CPU.
 
 What torch itself cannot run (ZB-V on gloo before 2.13: a rank sends to itself; its pipelines between slices of a GPU:
-gloo sends nothing from there) is said, and has no row. What is in the file already is not measured again.
+gloo sends nothing from there) is said, and has no row. What is in the file already is not measured again, and
+`--for SECONDS` stops it between two races.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn import functional as F
 
+from trainplan.bench import limit
 from trainplan.bench.by_hand import Step, Training, by_hand
 from trainplan.bench.pool import placed, pool
 from trainplan.bench.slices import sliced
@@ -241,21 +243,22 @@ def main() -> None:
     parser.add_argument("--link", type=parse_rate, help="between two halves of the ranks, such as 1Gbit/s")
     parser.add_argument("--delay", type=parse_seconds, default=0.0, help="of that link, one way, such as 1ms")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--for", dest="limit", type=float, default=float("inf"), help="begin nothing after so many s")
+    limit.add_option(parser)
     parser.add_argument("--assert", dest="check", action="store_true", help="exit 1 where ours is slower")
     options = parser.parse_args()
-    started = time.monotonic()
+    until = limit.Limit(options.limit)
     with ExitStack() as stack:
         if options.slices:
             stack.enter_context(sliced(options.slices))
         if options.link:
             stack.enter_context(placed(stack.enter_context(slow_link(options.link, options.delay)).place))
-        rows = races(options, started)
+        rows = races(options, until)
     if options.check and any(row["high"] > 1.05 for row in rows):
         sys.exit("ours is slower")
+    until.leave()
 
 
-def races(options: argparse.Namespace, started: float) -> list[dict[str, object]]:
+def races(options: argparse.Namespace, until: limit.Limit) -> list[dict[str, object]]:
     """All that was asked for and is not known yet."""
     device = "cuda" if options.slices else "cpu"
     known = json.loads(options.out.read_text())["rows"] if options.out and options.out.exists() else []
@@ -268,7 +271,7 @@ def races(options: argparse.Namespace, started: float) -> list[dict[str, object]
         for system in options.systems or (REPLICAS if options.slices else SYSTEMS):
             if any((row["system"], row["ranks"]) == (system, world) for row in known):
                 continue
-            if time.monotonic() - started > options.limit:
+            if until.over():
                 return rows
             try:
                 rows.append(compared(system, world, options.pairs, device))

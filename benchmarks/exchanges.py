@@ -8,7 +8,8 @@ until the last has left, is held against two predictions: that of the clock, whi
 and of gloo's all-reduce, and the *closed form* of textbooks with three constants (seconds of a message, bytes a second
 of a link, bytes a second that are added) and the host's seconds for a message.
 
-Needs a core for each process. Numbers of processes that are in the file already are not measured again.
+Needs a core for each process. Numbers of processes that are in the file already are not measured again, and
+`--for SECONDS` stops it between two of them.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainplan import files
+from trainplan.bench import limit
 from trainplan.bench.pool import pool
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.probe.probe import probe
@@ -154,15 +156,15 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
     parser.add_argument("--quick", action="store_true", help="a quick probe")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--for", dest="limit", type=float, default=float("inf"), help="begin nothing after so many s")
+    limit.add_option(parser)
     options = parser.parse_args()
-    started = time.monotonic()
+    until = limit.Limit(options.limit)
     rows = (
         [files.from_json(Row, r) for r in files.read(options.out, "exchanges")["rows"]] if options.out.exists() else []
     )
     print(f"{'exchange':18} {'ranks':>5} {'KiB':>8} {'clock ms':>10} {'closed ms':>10} {'measured':>10} {'noise':>7}")
     for ranks in options.ranks:
-        if any(row.ranks == ranks for row in rows) or time.monotonic() - started > options.limit:
+        if any(row.ranks == ranks for row in rows) or until.over():
             continue
         cluster = probe(ranks, quick=options.quick, refresh=True)
         found = measured(ranks, tuple(options.sizes), options.rounds, cluster)
@@ -176,6 +178,7 @@ def main() -> None:
             "torch": torch.__version__, "command": "python " + " ".join(sys.argv),
         }  # fmt: skip
         files.write(options.out, "exchanges", {**about, "rows": files.to_json(rows)})
+    until.leave()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ def orders(ranks: int, micro: int = 8) -> list[str]:
         "schedule=zb-v chunks=2", "schedule=gems", "schedule=chimera", "schedule=chimera-doubled",
     ]  # fmt: skip
     lines = [f"pp={ranks} dp=1 {word} micro={micro}" for word in words]
-    return [*lines, f"dp=2,{','.join(['1'] * (ranks - 2))} pp={ranks - 1} schedule=1f1b micro={micro}"]
+    if ranks > 2:
+        lines.append(f"dp=2,{','.join(['1'] * (ranks - 2))} pp={ranks - 1} schedule=1f1b micro={micro}")
+    return lines
 
 
 def exchanges(ranks: int) -> list[str]:
