@@ -200,11 +200,11 @@ def main() -> None:
             if why:
                 print(f"== {part.key}  {part.what}: left out, {why}", flush=True)
                 continue
-            seconds = min(part.seconds, deadline - time.monotonic() - (GRACE if part.limited else 0))
-            if seconds < (5 if options.quick else LEAST):
+            left = deadline - time.monotonic() - (GRACE if part.limited else 0)
+            if left < min(LEAST, part.seconds):
                 print(f"== {part.key}  {part.what}: no time left", flush=True)
                 continue
-            run(part, archive, seconds)
+            run(part, archive, min(part.seconds, left))
     finally:
         archive.close()
 

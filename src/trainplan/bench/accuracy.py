@@ -129,9 +129,9 @@ def steady(run: RunResult, plan: Plan) -> tuple[list[float], list[float]]:
     """Seconds of the steps that count, and of the reference kernel beside each."""
     if plan.exchange in ASYNCHRONOUS:
         return [by_push(list(pushes(run.timeline, plan).values()))], run.references[:1]
-    if plan.exchange in BY_PRIORITY:  # before the first that was recorded everything was settled
-        return run.steady_seconds[1:], run.references[1:]
-    return run.steady_seconds, run.references
+    # Where steps cross, the first that is recorded finds everything settled: it counts only if there is no other.
+    first = int(plan.exchange in BY_PRIORITY and len(run.steady_seconds) > 1)
+    return run.steady_seconds[first:], run.references[first:]
 
 
 def pushes(timeline: Timeline, plan: Plan) -> dict[int, NDArray[np.float64]]:

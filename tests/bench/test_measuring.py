@@ -1,0 +1,145 @@
+"""What measures our engine and our predictions: torch's own means train as ours do, rows are whole, limits hold."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from benchmarks import campaign, exchanges
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainplan.bench.accuracy import Compared
+from trainplan.bench.by_hand import BY_HAND, Training, by_hand
+from trainplan.bench.limit import UNFINISHED, Limit
+from trainplan.bench.pool import pool
+from trainplan.cluster.parse import cluster
+from trainplan.profile.measure import measure
+from trainplan.profile.profile import Profile
+from trainplan.workload.load import load
+
+# -- torch's own means ------------------------------------------------------------------------------------------------
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(torch.float64)
+
+
+def trained(rank: int, world: int, name: str) -> dict[str, Tensor]:
+    """Two steps on this rank's half of a batch; the weights afterwards, whole."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(4, n, dtype=torch.float64, generator=generator) for n in (6, 3))
+    part, model = slice(rank * 2, rank * 2 + 2), layers()
+    training = Training(model, F.mse_loss, x[part], y[part], torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+    step = by_hand(name, training)
+    step()
+    step()
+    dist.barrier()
+    return {n: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_what_we_race_against_trains_the_whole_batch(name: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(4, n, dtype=torch.float64, generator=generator) for n in (6, 3))
+    alone = layers()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.mse_loss(alone(x), y).backward()
+        optimizer.step()
+    for weights in pool(2).run(trained, name):
+        for own, expected in alone.named_parameters():
+            torch.testing.assert_close(weights[own], expected.detach(), rtol=1e-9, atol=0)
+
+
+# -- predicted against measured ---------------------------------------------------------------------------------------
+
+TINY = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32"
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return measure(load(TINY), samples=[2, 4], repeats=1, verify=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kinds"),
+    [
+        ("dp=2 exchange=p3", {"NEGOTIATE", "REDUCE_GRAD", "F", "B", "STEP"}),
+        ("dp=2 zero=3", {"GATHER_F", "SCATTER_GRAD", "F", "B", "STEP"}),
+        ("dp=2 exchange=ps-asp servers=1", {"SEND_G", "RECV_G", "SEND_W", "RECV_W", "F", "B", "STEP"}),
+    ],
+)
+def test_rows_of_exchanges(asked: str, kinds: set[str], profile: Profile) -> None:
+    plan = Compared(TINY, asked, profile, cluster("3xcpu"), 4)
+    plan.run(3)
+    row = plan.row()
+    assert kinds <= set(row.by_kind)
+    assert all(measured > 0 for kind, (_, measured) in row.by_kind.items() if kind in ("F", "B"))
+    assert row.raw_error == pytest.approx(row.predicted_s / row.measured_s - 1)
+    assert row.asked == asked
+    assert len(row.rounds) == 1
+    # As long as a worker computes, at the least; of asynchronous ones a step is as many updates as there are workers.
+    ahead = sum(row.by_kind[kind][1] for kind in ("F", "B"))
+    assert 0.5 * ahead < row.measured_s < 5.0
+
+
+def test_exchanges_by_themselves() -> None:
+    rows = exchanges.measured(2, (4096, 8004), 3, cluster("2xcpu"))
+    assert {row.exchange for row in rows} == set(exchanges.names(2))
+    assert {row.bytes for row in rows} == {4096, 8000}
+    assert all(row.measured_s > 0 and row.predicted_s == row.closed_s > 0 for row in rows)  # nothing was probed
+
+
+# -- limits, and going on ---------------------------------------------------------------------------------------------
+
+
+def test_a_limit_is_a_code() -> None:
+    enough, none = Limit(3600), Limit(0)
+    assert (enough.over(), none.over()) == (False, True)
+    enough.leave()
+    with pytest.raises(SystemExit) as left:
+        none.leave()
+    assert left.value.code == UNFINISHED
+
+
+HALF = """
+import sys, pathlib
+file = pathlib.Path(sys.argv[2])
+file.write_text((file.read_text() if file.exists() else "") + "x")
+sys.exit(75 if len(file.read_text()) < 2 else 0)
+"""
+
+
+def test_a_campaign_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "half.py").write_text(HALF)
+    (tmp_path / "bad.py").write_text("raise SystemExit('no')")
+    found = [
+        campaign.Part("a", "half", (str(tmp_path / "half.py"), "--out", "{out}/a.txt"), 20),
+        campaign.Part("b", "bad", (str(tmp_path / "bad.py"),), 20),
+        campaign.Part("c", "elsewhere", (str(tmp_path / "bad.py"),), 20, "gpu"),
+    ]
+    monkeypatch.setattr(campaign, "parts", lambda quick: found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def call(*more: str) -> tuple[dict[str, str], str]:
+        monkeypatch.setattr(sys, "argv", ["campaign.py", "--out", str(tmp_path / "c.zip"), "--minutes", "3", *more])
+        campaign.main()
+        archive = campaign.Archive(tmp_path / "c.zip", None)
+        states = {key: str(entry["state"]) for key, entry in archive.log().items()}
+        written = (archive.folder / "a.txt").read_text()
+        archive.close()
+        return states, written
+
+    assert call() == ({"a": "unfinished", "b": "failed"}, "x")
+    assert "c  elsewhere: left out, torch" in capsys.readouterr().out
+    assert call() == ({"a": "done", "b": "failed"}, "xx")
+    assert call() == ({"a": "done", "b": "failed"}, "xx")
+    assert "bad" not in capsys.readouterr().out.rpartition("half")[2]  # what failed is not tried again by itself
+    with pytest.raises(SystemExit):
+        call("--parts", "z")
