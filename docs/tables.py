@@ -11,7 +11,10 @@ from trainplan.predict.accuracy import plan_kind
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "benchmarks" / "data"
-ACCURACY = ("accuracy-2-cores", "accuracy-16-cores", "orders-16-cores", "orders-gpu")
+ACCURACY = (
+    "accuracy-2-cores", "accuracy-16-cores", "orders-16-cores", "orders-gpu", "exchanges-16-cores", "exchanges-gpu",
+    "exchanges-slow", "exchanges-slow-and-late",
+)  # fmt: skip
 
 
 def systems() -> str:
@@ -52,14 +55,67 @@ def engine(name: str) -> str:
     lines = [
         f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
         "",
-        "| system | ranks | ours ms | theirs ms | ratio | 95 % interval |",
-        "|---|--:|--:|--:|--:|---|",
+        "| system | ranks | ours ms | theirs ms | ratio | 95 % interval | ours busy ms | theirs busy ms |",
+        "|---|--:|--:|--:|--:|---|--:|--:|",
     ]
     for row in data["rows"]:
+        busy = [f"{row[key] * 1e3:.1f}" if key in row else "" for key in ("ours_busy_s", "torch_busy_s")]
         lines.append(
             f"| {row['system']} | {row['ranks']} | {row['ours_s'] * 1e3:.2f} | {row['torch_s'] * 1e3:.2f} | "
-            f"{row['ratio']:.3f} | {row['low']:.3f} to {row['high']:.3f} |"
+            f"{row['ratio']:.3f} | {row['low']:.3f} to {row['high']:.3f} | {busy[0]} | {busy[1]} |"
         )
+    return "\n".join(lines)
+
+
+def exchanges(name: str) -> str:
+    """Every exchange by itself, from a file of benchmarks/exchanges.py: how long, and how far predictions are off."""
+    data = json.loads((DATA / f"{name}.json").read_text())["data"]
+    rows = data["rows"]
+    sizes = sorted({_about(row["bytes"]) for row in rows})
+    titles = [f"{size >> 20} MiB" if size >= 2**20 else f"{size >> 10} KiB" for size in sizes]
+    lines = [
+        f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
+        "",
+        "Milliseconds as measured, and the errors of the clock and of the closed form:",
+        "",
+        f"| exchange | ranks | {' | '.join(titles)} |",
+        f"|---|--:|{'--:|' * len(sizes)}",
+    ]
+    for exchange, ranks in dict.fromkeys((row["exchange"], row["ranks"]) for row in rows):
+        own = {_about(r["bytes"]): r for r in rows if (r["exchange"], r["ranks"]) == (exchange, ranks)}
+        cells = [_exchanged(own[size]) if size in own else "" for size in sizes]
+        lines.append(f"| {exchange} | {ranks} | {' | '.join(cells)} |")
+    for key, words in (("predicted_s", "the clock"), ("closed_s", "the closed form")):
+        errors = [abs(row[key] / row["measured_s"] - 1) for row in rows]
+        lines += ["", f"Median |error| of {words} {median(errors):.1%}, worst {max(errors):.1%}."]
+    return "\n".join([*lines, "", f"Median noise floor {median(row['noise_floor'] for row in rows):.1%}."])
+
+
+def _about(size: int) -> int:
+    """The size that was meant: shares are equal, so a tensor may be some elements shorter."""
+    return 1 << (size - 1).bit_length()
+
+
+def _exchanged(row: dict[str, float]) -> str:
+    errors = [f"{row[key] / row['measured_s'] - 1:+.0%}" for key in ("predicted_s", "closed_s")]
+    return f"{row['measured_s'] * 1e3:.3f} ({errors[0]}, {errors[1]})"
+
+
+def overlap(name: str) -> str:
+    """How much of an exchange is hidden, from a file of benchmarks/overlap.py."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    full = data["compute_s"] + data["one_s"]
+    lines = [
+        f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
+        "",
+        f"Compute {data['compute_s'] * 1e3:.0f} ms; all hidden but the last sum {full * 1e3:.0f} ms.",
+        "",
+        "| | measured ms | predicted ms | of full overlap |",
+        "|---|--:|--:|--:|",
+    ]
+    for row in data["rows"]:
+        predicted = f"{row['predicted_s'] * 1e3:.1f}" if row["predicted_s"] else ""
+        lines.append(f"| {row['name']} | {row['seconds'] * 1e3:.1f} | {predicted} | {row['seconds'] / full:.3f} |")
     return "\n".join(lines)
 
 
@@ -104,13 +160,16 @@ def gaps(name: str) -> str:
 
 def rewritten(text: str) -> str:
     """A page with every table between <!-- NAME ARGUMENT --> and <!-- /NAME --> made anew."""
-    makers = {"systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps}
+    makers = {
+        "systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
+        "exchanges": exchanges, "overlap": overlap,
+    }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:
         maker, argument = makers[match[1]], (match[2] or "").strip()
-        return (
-            f"<!-- {(match[1] + ' ' + argument).strip()} -->\n{maker(*filter(None, [argument]))}\n<!-- /{match[1]} -->"
-        )
+        measured = not argument or (DATA / f"{argument}.json").exists()
+        made = maker(*filter(None, [argument])) if measured else "Not measured yet."
+        return f"<!-- {(match[1] + ' ' + argument).strip()} -->\n{made}\n<!-- /{match[1]} -->"
 
     return re.sub(
         rf"<!-- ({'|'.join(makers)})( [\w.-]+)? -->.*?<!-- /\1 -->", lambda m: table(m), text, flags=re.DOTALL
@@ -119,7 +178,8 @@ def rewritten(text: str) -> str:
 
 def known_errors(*names: str) -> str:
     """What every prediction says of its own error (src/trainplan/bench/accuracy.json), from the same files."""
-    runs = [json.loads((DATA / f"{name}.json").read_text())["data"] for name in names]
+    paths = [DATA / f"{name}.json" for name in names]
+    runs = [json.loads(path.read_text())["data"] for path in paths if path.exists()]
     found: dict[str, list[tuple[float, str]]] = {}
     for data in runs:
         for row in data["rows"]:

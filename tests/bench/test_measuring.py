@@ -10,6 +10,8 @@ from benchmarks import campaign, exchanges
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.test_docs import loaded
+from trainplan import files
 from trainplan.bench.accuracy import Compared
 from trainplan.bench.by_hand import BY_HAND, Training, by_hand
 from trainplan.bench.limit import UNFINISHED, Limit
@@ -87,11 +89,19 @@ def test_rows_of_exchanges(asked: str, kinds: set[str], profile: Profile) -> Non
     assert 0.5 * ahead < row.measured_s < 5.0
 
 
-def test_exchanges_by_themselves() -> None:
+def test_exchanges_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = exchanges.measured(2, (4096, 8004), 3, cluster("2xcpu"))
     assert {row.exchange for row in rows} == set(exchanges.names(2))
     assert {row.bytes for row in rows} == {4096, 8000}
     assert all(row.measured_s > 0 and row.predicted_s == row.closed_s > 0 for row in rows)  # nothing was probed
+    about = {"machine": "this one", "torch": "2", "made": "today", "command": "python"}
+    files.write(tmp_path / "alone.json", "exchanges", {**about, "rows": files.to_json(rows)})
+    tables = loaded("tables")
+    monkeypatch.setattr(tables, "DATA", tmp_path)
+    shown = tables.rewritten("<!-- exchanges alone --><!-- /exchanges --> <!-- engine never --><!-- /engine -->")
+    assert "| exchange | ranks | 4 KiB | 8 KiB |" in shown
+    assert f"| ring | 2 | {1e3 * next(r.measured_s for r in rows if r.exchange == 'ring'):.3f} (" in shown
+    assert "<!-- engine never -->\nNot measured yet.\n<!-- /engine -->" in shown
 
 
 # -- limits, and going on ---------------------------------------------------------------------------------------------
