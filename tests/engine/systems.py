@@ -308,7 +308,19 @@ def _decided() -> list[Case]:
         if number % 2:
             cases.append(case("residual", 2, optimizer="grouped_adamw", fields={"schedule": "onecycle"}))
     clipped = {"dp": 2, "exchange": "horovod", "threshold": 10**6, "cycle": 5e-4}
-    return [*cases, Case("horovod", "tied", clipped, fields={"clip_norm": 0.05})]
+    cases.append(Case("horovod", "tied", clipped, fields={"clip_norm": 0.05}))
+    # Every stage has an agenda of its own: in orders with one stage a rank and with several, with backward passes in two
+    # parts or recomputed, and where only one stage has copies.
+    stages = {"dp": 2, "pp": 2, "micro": 2, "exchange": "horovod", **numbers["horovod"]}
+    four = {**stages, "chunks": 2, "stages": (2, 4, 6)}
+    return [
+        *cases,
+        Case("horovod", "tied", {**stages, "schedule": "1f1b", "stages": (4,)}, fields={"clip_norm": 0.05}),
+        Case("horovod", "tied", {**four, "schedule": "interleaved"}),
+        Case("horovod", "tied", {**four, "schedule": "zb-v"}),
+        Case("horovod", "residual", {**stages, "schedule": "gpipe", "stages": (2,), "recompute": "except-last"}),
+        Case("horovod", "tied", {**stages, "dp": 1, "schedule": "1f1b", "stages": (5,), "spread": (2, 1)}),
+    ]
 
 
 FUSED = {"tied": (4, 3, 5, 3), "residual": (2, 6, 1, 7)}  # gradients of each fused tensor

@@ -25,7 +25,7 @@ from trainplan.engine.trainer import Trainer
 from trainplan.errors import InputError, PlanError
 from trainplan.plan.plan import Plan, plan
 from trainplan.predict.predict import predict
-from trainplan.program.agenda import Agenda
+from trainplan.program.agenda import Agendas
 
 BLOCK = 4 * (sleeping.WIDTH**2 + 2 * sleeping.WIDTH)  # bytes of gradients of a block
 RATE = BLOCK / 56e-3  # bytes a second: naps and sums are long beside what a busy machine adds to them
@@ -56,7 +56,7 @@ def train(rank: int, world: int, choices: Plan) -> Measurement:
     sleeping.wake()
     job, skeleton, captured = sleeping._captured()
     trainer = Trainer(choices, job, captured, lambda names: skeleton.materialise(names, 0))
-    exchange = trainer.part.exchange
+    exchange = trainer.part.exchanges[0]
     exchange.sum = SleepingLink(exchange.sum)
     found = measure(trainer, [(job.inputs(BATCH, 0), None)] * (WARM_UP + STEPS), warm_up=WARM_UP)
     dist.barrier()
@@ -127,14 +127,14 @@ HOROVOD = Case("horovod", "tied", {"dp": 2, "exchange": "horovod", "threshold": 
 BACKWARDS = ((), ((14,), (13, 12)), ((11, 10, 9, 8, 7, 6), (5, 4, 3), (2, 1, 0)))  # that nobody would decide
 
 
-def follow(rank: int, world: int, agendas: list[Agenda]) -> tuple[list, list[Agenda]]:
+def follow(rank: int, world: int, agendas: list[Agendas]) -> tuple[list, list[Agendas]]:
     from tests.engine import jobs
 
     job, model, captured = jobs.built(HOROVOD.model, HOROVOD.optimizer)
     values = jobs.values_of(model)
     trainer = Trainer(HOROVOD.plan, job, captured, lambda names: values, seed=7)
     with pytest.raises(InputError, match="a step has 15"):
-        trainer.replay([agendas[0][:-1]])
+        trainer.replay([{0: agendas[0][0][:-1]}])
     trainer.replay(agendas)
     trainer.record()
     for number in range(2):
@@ -149,7 +149,7 @@ def follow(rank: int, world: int, agendas: list[Agenda]) -> tuple[list, list[Age
 def test_horovod_decisions_can_be_replayed() -> None:
     """What was decided, and what never would be: the timeline is that of the program of the agenda."""
     measured(HOROVOD)
-    agendas = [decided(HOROVOD)[0], BACKWARDS]
+    agendas = [decided(HOROVOD)[0], {0: BACKWARDS}]
     results = pool(2).run(follow, agendas)
     assert all(found == agendas for _, found in results)
     hold(program_of(HOROVOD, agendas), {rank: events for rank, (events, _) in enumerate(results)})
@@ -158,7 +158,7 @@ def test_horovod_decisions_can_be_replayed() -> None:
 def test_another_decision_would_be_noticed() -> None:
     events, agendas = measured(HOROVOD), decided(HOROVOD)
     with pytest.raises(AssertionError):
-        hold(program_of(HOROVOD, [BACKWARDS, agendas[1]]), events)
+        hold(program_of(HOROVOD, [{0: BACKWARDS}, agendas[1]]), events)
 
 
 def refused(rank: int, world: int, choices: Plan, optimizer: str) -> str:

@@ -18,7 +18,7 @@ from trainplan.engine.measurement import Measurement, merge
 from trainplan.plan import rules
 from trainplan.plan.plan import plan
 from trainplan.profile.structure import structure
-from trainplan.program.agenda import Agenda
+from trainplan.program.agenda import Agenda, Agendas
 from trainplan.program.check import check
 from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower import lower
@@ -38,19 +38,21 @@ def measured(case: Case) -> dict[int, list[Event]]:
     return {rank: events for rank, (_, events, _) in enumerate(results)}
 
 
-AGENDAS: dict[str, list[list[Agenda]]] = {}  # of every rank, where the exchange of a case was decided while running
+AGENDAS: dict[str, list[list[Agendas]]] = {}  # of every rank, where the exchange of a case was decided while running
 
 
-def decided(case: Case) -> list[Agenda]:
-    """What was exchanged when: on all ranks the same."""
-    first, *others = AGENDAS[str(case)]
-    assert all(other == first for other in others)
-    return first
+def decided(case: Case) -> list[Agendas]:
+    """What of each stage was exchanged when: on all ranks that hold it the same."""
+    found = [dict[int, Agenda]() for _ in max(AGENDAS[str(case)], key=len)]
+    for own in AGENDAS[str(case)]:
+        for together, agendas in zip(found, own, strict=False):  # a rank whose stages nobody else holds has none
+            assert all(together.setdefault(stage, agenda) == agenda for stage, agenda in agendas.items())
+    return found
 
 
 def lane_of(event: Event, groups: dict[str, int]) -> tuple:
     """What an event occupies on its rank; messages to different stages do not hold each other up, nor do sums in rounds
-    of different groups: each group has a thread for them."""
+    of different groups, or those that are decided while running of different stages: each has a thread for them."""
     lane = SPECS[Kind[event.kind]].lane
     return (lane, event.kind, groups.get(event.name, -1)) if lane is not Lane.COMPUTE else (lane,)
 
@@ -62,7 +64,7 @@ def by_resource(events: list[Event], groups: dict[str, int]) -> dict[tuple, list
     return dict(found)
 
 
-def program_of(case: Case, agendas: Sequence[Agenda] = ()) -> Program:
+def program_of(case: Case, agendas: Sequence[Agendas] = ()) -> Program:
     """The two steps that are recorded; with what was decided in them, where the exchange decides while running."""
     job, _, captured = jobs.built(case.model, case.optimizer, **case.fields)
     return lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, steps=2, agendas=agendas)
@@ -71,9 +73,11 @@ def program_of(case: Case, agendas: Sequence[Agenda] = ()) -> Program:
 def hold(program: Program, events: dict[int, list[Event]]) -> None:
     """What every rank did is what the program says."""
     groups = {
-        str(op): int(program.group[op.id])
+        str(op): op.key.stage if op.key.kind is Kind.TICK else int(program.group[op.id])
         for op in program.ops()
         if program.classes[program.cost[op.id]].by in BY_ROUNDS
+        or program.classes[program.cost[op.id]].background
+        or op.key.kind is Kind.TICK
     }
     for rank, found in events.items():
         planned = [

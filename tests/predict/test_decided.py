@@ -15,7 +15,7 @@ from trainplan.plan.plan import Plan, plan
 from trainplan.plan.text import parse, text
 from trainplan.predict.clock import play
 from trainplan.predict.cost import Setting, costs
-from trainplan.predict.decided import _ready, expected_agenda
+from trainplan.predict.decided import _ready, expected_agendas
 from trainplan.predict.predict import predict
 from trainplan.predict.rounds import rounds
 from trainplan.profile.profile import Profile
@@ -92,18 +92,18 @@ def test_rounds_and_clock_agree(links: list[int], word: str, micro: int, size: i
     more = {"slice": size * GB // 4} if word != "horovod" else {"threshold": size * GB // 2, "cycle": size / 10}
     choices, batch = of(word, len(links), micro=micro, **more), 2 * micro + uneven
     setting = Setting(profile, where)
-    (agenda,) = expected_agenda(choices, profile, where, batch, setting, fold=False)
-    program = check(lower(choices, profile, batch, agendas=(agenda,) * 2, steps=2))
+    agendas = expected_agendas(choices, profile, where, batch, setting, fold=False)
+    program = check(lower(choices, profile, batch, agendas=(agendas,) * 2, steps=2))
     played = play(program, *costs(program, setting))
     layout = Layout(choices, profile, batch, backend("gloo"), (0, 1))
     one = lower(choices, profile, batch)
-    ready, begin = _ready(play(one, *costs(one, setting)), layout)
+    ready, begin = _ready(play(one, *costs(one, setting)), layout, 0)
     sums = lambda size: float(next(r for r, b in zip(*seconds, strict=True) if b == size))  # noqa: E731
     run, _ = costs(program, setting)
     reduces = program.kind == Kind.REDUCE_GRAD
     seconds = run[reduces].tolist(), program.bytes[reduces].tolist()
-    want = rounds(layout.rule, ready, begin, sums, float(run[program.kind == Kind.NEGOTIATE][0]))
-    assert want.agenda == agenda
+    want = rounds(layout.decided[0].rule, ready, begin, sums, float(run[program.kind == Kind.NEGOTIATE][0]))
+    assert want.agenda == agendas[0]
     for buffer, start, end in want.sent:
         (op,) = np.flatnonzero(reduces & (program.step == 0) & (program.unit == min(buffer)))
         assert (played.start[op], played.end[op]) == pytest.approx((start, end))

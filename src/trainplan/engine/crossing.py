@@ -11,16 +11,17 @@ others are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from trainplan.engine.decided import Exchange
 from trainplan.engine.world import groups_of
 from trainplan.errors import PlanError
 from trainplan.plan.text import brief
-from trainplan.program.agenda import Agenda
+from trainplan.program.agenda import Agendas
 from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import Kind
 from trainplan.program.text import Key
@@ -48,21 +49,42 @@ def check_optimizer(optimizer: torch.optim.Optimizer, exchange: str) -> None:
         raise PlanError(f"exchange={exchange} with {kind.__module__}.{kind.__name__}", why, "exchange=all-reduce")
 
 
-def begin(layout: Layout, held: Held, recorder: Recorder, replica: int) -> Exchange:
-    """The exchange of a rank whose order is decided while running, with process groups of its own; all ranks call
-    this."""
-    assert held.reducer is not None  # there are replicas: the rules say so
+def begin(layout: Layout, held: dict[int, Held], recorder: Recorder, rank: int) -> dict[int, Exchange]:
+    """Where the order of exchanges is decided while running: that of every stage of a rank, each with process groups of
+    its own; all ranks call this."""
+    found: dict[int, Exchange] = {}
+    if not layout.decides:
+        return found
+    if len(held) > 1 and not layout.backend.tagged:
+        why = f"rank {rank} holds {len(held)} stages, and which of them is summed first may differ from replica to replica"
+        raise PlanError(f"plan {brief(layout.plan)!r}", f"{why}: NCCL may wait for ever", "one stage a rank, or gloo")
+    for stage in (stage for stage in layout.stages if layout.buckets[stage]):
+        members = (tuple(sorted(layout.plan.replicas_of(stage))),)
+        (bits,), (sums,) = groups_of(members, backend="gloo"), groups_of(members)
+        if stage in held:
+            found[stage] = _exchange(layout, held[stage], recorder, rank, bits, sums)
+    return found
+
+
+def _exchange(
+    layout: Layout, held: Held, recorder: Recorder, rank: int, bits: dist.ProcessGroup | None,
+    sums: dist.ProcessGroup | None,
+) -> Exchange:  # fmt: skip
+    """The exchange of a stage on this rank."""
+    stage = held.number
+    assert held.reducer is not None  # there are copies elsewhere, or there would be no buckets
     if layout.crosses:
         check_optimizer(held.optimizer, layout.plan.exchange)
         held.reducer.detach()
-    members = (tuple(sorted(layout.plan.replicas_of(0))),)
-    (bits,), (sums,) = groups_of(members, backend="gloo"), groups_of(members)
+    (own,) = (h for h in layout.holdings if (h.stage, h.rank) == (stage, rank))
 
     def note(step: int, kind: Kind, unit: int, start: float, end: float, size: int) -> None:
-        pipeline = replica if kind is Kind.TICK else 0  # sums are of all
-        recorder.note(Key(kind, 0, unit=unit, pipeline=pipeline), start, end, size, step)
+        # Sums are of all; a cycle is this copy's.
+        pipeline = own.replica * layout.plan.lines + own.lines[0] if kind is Kind.TICK else 0
+        recorder.note(Key(kind, stage, unit=unit, pipeline=pipeline), start, end, size, step)
 
-    return Exchange(layout.rule, layout.parts, held.reducer.flat, bits, sums, note)
+    decided = layout.decided[stage]
+    return Exchange(decided.rule, decided.parts, held.reducer.flat, bits, sums, note)
 
 
 def forward(run: Runner, place: int, batch: Batch, finish: Callable[[Instruction, Any, Any], None]) -> int:
@@ -102,9 +124,8 @@ def take(part: Part, recorder: Recorder, block: int) -> None:
     if waiting is None:
         return
     op, step = waiting
-    held, exchange = part.held[0], part.exchange
-    assert exchange is not None  # steps cross only there
-    assert held.reducer is not None
+    held, exchange = part.held[0], part.exchanges[0]
+    assert held.reducer is not None  # steps cross only where gradients are exchanged
     names = part.layout.stepping[block]
     mine = set(names)
     exchange.wait({b for b, bucket in enumerate(part.layout.buckets[0]) if not mine.isdisjoint(bucket.names)})
@@ -123,43 +144,68 @@ def take(part: Part, recorder: Recorder, block: int) -> None:
 
 def settle(part: Part, recorder: Recorder) -> None:
     """Take all steps that were put off, and wait until the exchange is over."""
-    if part.exchange is None:
+    if not part.exchanges:
         return
     for block in sorted(part.deferred):
         take(part, recorder, block)
-    part.exchange.settle()
+    for exchange in part.exchanges.values():
+        exchange.settle()
     recorder.settle()
 
 
-def backward_begins(run: Runner, held: Held, last: bool) -> None:
-    """A backward pass finds gradients to add to, and the last one of a step an exchange to tell what is ready."""
+def backward_begins(run: Runner, op: Instruction, last: bool) -> None:
+    """A backward pass finds gradients to add to, and the one that completes them an exchange to tell what is ready."""
+    held = run.part.held[op.stage]
     if run.part.layout.crosses and held.reducer is not None:
         held.reducer.attach()
-    if run.part.exchange is not None and last:
-        run.part.exchange.open(run.current.number)
+    if last and op.stage in run.part.exchanges:
+        run.part.exchanges[op.stage].open(run.current.number)
+
+
+def backward_over(run: Runner, op: Instruction, last: bool) -> None:
+    """The second part of a backward pass is over, or a block of one that is recomputed: of the pass that completes
+    them, gradients are ready."""
+    if last and op.stage in run.part.exchanges:
+        for number, bucket in enumerate(run.part.layout.buckets[op.stage]):
+            if op.kind is Kind.W or bucket.block == op.unit:
+                run.part.exchanges[op.stage].ready(number)
+
+
+def wait(run: Runner, stages: Iterable[int]) -> None:
+    """Until the gradients of these stages have been summed, where that is decided while running."""
+    for stage in stages:
+        if stage in run.part.exchanges:
+            run.part.exchanges[stage].wait()
 
 
 def by_the_exchange(run: Runner, op: Instruction, place: int) -> None:
     """Nothing: the thread that exchanges gradients does it, when it decides to, and notes it (`decided.py`)."""
 
 
-def replay(part: Part, agendas: Sequence[Agenda]) -> None:
+def replay(part: Part, agendas: Sequence[Agendas]) -> None:
     """Follow agendas in the next steps."""
-    if part.exchange is None:
+    if not part.layout.decides:
         why = f"exchange={part.layout.plan.exchange} leaves nothing to be decided"
         raise PlanError(f"plan {brief(part.layout.plan)!r}", why, "exchange=horovod")
-    part.exchange.replay(agendas)
+    for stage, exchange in part.exchanges.items():
+        exchange.replay([of_step[stage] for of_step in agendas])
+
+
+def agendas_of(part: Part) -> tuple[Agendas, ...]:
+    """What was decided in every step that was to be kept, of the stages of this rank."""
+    steps = sorted({step for exchange in part.exchanges.values() for step in exchange.decided})
+    return tuple({stage: exchange.decided[step] for stage, exchange in part.exchanges.items()} for step in steps)
 
 
 def keep_agendas(part: Part, recorder: Recorder, on: bool) -> None:
     """From the next step on keep what is decided, or no longer."""
     settle(part, recorder)
-    if part.exchange is not None:
-        part.exchange.keeps = on
+    for exchange in part.exchanges.values():
+        exchange.keeps = on
 
 
 def close(part: Part, recorder: Recorder) -> None:
     """No step will come any more."""
     settle(part, recorder)
-    if part.exchange is not None:
-        part.exchange.close()
+    for exchange in part.exchanges.values():
+        exchange.close()

@@ -1,4 +1,4 @@
-"""The exchange of a rank, where its order is decided while running: a thread that goes through rounds.
+"""The exchange of a stage on a rank, where its order is decided while running: a thread that goes through rounds.
 
 The rounds are those of `program/agenda.py`: tell the others what is ready here, learn what is ready everywhere, and sum
 what `choose` says. The ranks use two process groups of their own for it, one for the bits (always gloo, on the host)
@@ -31,7 +31,7 @@ _STATUS = (1 << STATUS_BITS) - 1
 
 
 class Exchange:
-    """Sums the parts of gradients of one rank, step after step."""
+    """Sums the parts of gradients of one copy of a stage, step after step."""
 
     def __init__(
         self,
@@ -96,11 +96,6 @@ class Exchange:
         """Until the gradients of these (or all) buckets have been summed."""
         wanted = {p for b, parts in self._parts_of.items() if buckets is None or b in buckets for p in parts}
         self._until(lambda: wanted <= self._landed)
-
-    @property
-    def agendas(self) -> tuple[Agenda, ...]:
-        """What was decided in every step that was to be kept."""
-        return tuple(self.decided[step] for step in sorted(self.decided))
 
     def replay(self, agendas: Sequence[Agenda]) -> None:
         """In the next steps follow these agendas, instead of deciding."""

@@ -131,6 +131,7 @@ def give_back(run: Runner, op: Instruction, gradients: dict[str, Tensor | None],
 def _backward(run: Runner, op: Instruction, place: int) -> int | None:
     if run.part.layout.recomputed[run.piece(op)]:
         blockwise.backward(run, op)
+        crossing.backward_over(run, op, _completes(run, op))
         return None
     held = run.part.held[op.stage]
     done: Pass = run.current.values[op.held[0]]
@@ -139,7 +140,7 @@ def _backward(run: Runner, op: Instruction, place: int) -> int | None:
         return _sharded_backward(run, op, place, done, roots, seeds)
     pieces = _pieces(run, place)
     last = _completes(run, op)
-    crossing.backward_begins(run, held, last)
+    crossing.backward_begins(run, op, last)
     if isinstance(held.module, Observed) and last and len(pieces) == 1:
         raise AssertionError("DDP would exchange gradients, and the program has no exchange: they disagree")
     if len(pieces) > 1:
@@ -186,7 +187,7 @@ def _pieces(run: Runner, place: int) -> list[Instruction]:
     """The operations that one backward call covers: B, REDUCE_GRAD, B.1, REDUCE_GRAD.1, …"""
     first = run.list[place]
     found, layout = [first], run.part.layout
-    sums = len(layout.parts) if layout.decides else len(layout.buckets[first.stage])
+    sums = layout.first_tie if layout.decides else len(layout.buckets[first.stage])
     for following in run.list[place + 1 :] if layout.buckets[first.stage] else ():
         same = following.kind is Kind.B and (following.micro, following.slice) == (first.micro, first.slice)
         pushed = following.kind is Kind.SEND_G and first.stage not in layout.late
@@ -216,8 +217,8 @@ def _backward_in_pieces(
         since = moment
         for load in (p for p in pushes if run.load(p).bucket == bucket):
             push(run, load, 0)
-        if run.part.exchange is not None:
-            run.part.exchange.ready(bucket)
+        if held.number in run.part.exchanges:
+            run.part.exchanges[held.number].ready(bucket)
         elif held.reducer is not None and exchange:
             start_exchange(run, exchange[bucket], held.reducer.flat[bucket])
 
@@ -239,6 +240,8 @@ def start_exchange(run: Runner, op: Instruction, flat: Tensor) -> None:
 
 
 def _recompute(run: Runner, op: Instruction, place: int) -> None:
+    if op.unit == run.part.held[op.stage].stage.last - 1:  # with which a backward pass begins
+        crossing.backward_begins(run, op, _completes(run, op))
     blockwise.recompute(run, op)
 
 
@@ -264,6 +267,9 @@ def _reduce(run: Runner, op: Instruction, place: int) -> None:
         return
     if run.part.held[op.stage].shards is not None:
         sharded.across(run, op)
+        return
+    if op.stage in run.part.exchanges:
+        crossing.by_the_exchange(run, op, place)
         return
     reducer = run.part.held[op.stage].reducer
     if reducer is None:
@@ -294,6 +300,7 @@ def _loss(run: Runner, op: Instruction, place: int) -> None:
 
 
 def _norm(run: Runner, op: Instruction, place: int) -> None:
+    crossing.wait(run, run.part.exchanges)
     total = _squares(run).reshape(1)
     exchange(run, op, total).wait()
     run.current.norm = float(total) ** 0.5
@@ -323,8 +330,7 @@ def _step(run: Runner, op: Instruction, place: int) -> None:
         crossing.put_off(run, op)
         return
     held = run.part.held[op.stage]
-    if run.part.exchange is not None:
-        run.part.exchange.wait()
+    crossing.wait(run, [op.stage])
     add_received(run, held)
     limit = run.part.layout.profile.clip_norm
     if limit:
@@ -363,7 +369,10 @@ def _input_backward(run: Runner, op: Instruction, place: int) -> None:
 
 
 def _weight_backward(run: Runner, op: Instruction, place: int) -> None:
+    last = _completes(run, op)
+    crossing.backward_begins(run, op, last)
     two_parts.of_weights(run, op)
+    crossing.backward_over(run, op, last)
 
 
 HANDLERS: dict[Kind, Handler] = {

@@ -59,7 +59,7 @@ class Part:
     sums: dict[int, Sums] = field(default_factory=dict)  # by group, of those that are made in rounds
     weights: Weights | None = None  # of a worker whose weights come from where the optimizer is, or go from here
     shard: Shard | None = None  # of a server
-    exchange: Exchange | None = None  # where its order is decided while running
+    exchanges: dict[int, Exchange] = field(default_factory=dict)  # by stage, where their order is decided while running
     # Of the step before: optimizer steps of blocks that wait for the next forward pass, by block.
     deferred: dict[int, tuple[int, int]] = field(default_factory=dict)  # (operation, step)
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from trainplan.engine import checkpoint
 from trainplan.engine.asynchronous import Applied, Server, say_goodbye
-from trainplan.engine.crossing import begin, close, keep_agendas, replay, settle
+from trainplan.engine.crossing import agendas_of, begin, close, keep_agendas, replay, settle
 from trainplan.engine.evaluation import evaluate
 from trainplan.engine.exchanges import Sums, sums_of
 from trainplan.engine.held import bind, hold
@@ -50,7 +50,7 @@ from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.capture.tokens import tokens_of
 from trainplan.profile.profile import Profile
 from trainplan.profile.structure import structure
-from trainplan.program.agenda import Agenda
+from trainplan.program.agenda import Agendas
 from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.lower.backend import backend as find_backend
@@ -183,7 +183,7 @@ class Trainer:
             tied={unit: copies_of(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
             weights=Weights(held[0], layout.buckets[0]) if layout.service is not None and held else None,
             shard=self._shard(layout) if self.is_server else None,
-            exchange=begin(layout, held[0], self.recorder, self.replica) if layout.decides else None,
+            exchanges=begin(layout, held, self.recorder, self.rank),
         )  # fmt: skip
         return self._part
 
@@ -252,15 +252,17 @@ class Trainer:
         if self._part is not None:
             settle(self._part, self.recorder)
 
-    def replay(self, agendas: Sequence[Agenda]) -> None:
-        """In the next steps exchange gradients as these `agendas` say, instead of deciding; all ranks call this."""
+    def replay(self, agendas: Sequence[Agendas]) -> None:
+        """In the next steps exchange the gradients of every stage as its agenda says, instead of deciding; all ranks
+        call this."""
         replay(self.part, agendas)
 
     @property
-    def agendas(self) -> tuple[Agenda, ...]:
-        """What was exchanged when in each recorded step, where that was decided while running."""
+    def agendas(self) -> tuple[Agendas, ...]:
+        """What of each stage of this rank was exchanged when in each recorded step, where that was decided while
+        running."""
         self.settle()
-        return self.part.exchange.agendas if self.part.exchange is not None else ()
+        return agendas_of(self.part)
 
     def step(self, batch: Any, whole: int | None = None) -> StepResult:
         """One optimizer step.

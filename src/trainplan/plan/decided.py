@@ -30,17 +30,23 @@ def check_decided(plan: Plan, asked: str) -> None:
         raise PlanError(asked, why, f"fused={_USUAL['fused']}, or leaving it open")
     if not own:
         return
-    if plan.dp < 2:
+    if not plan.replicated:
         raise PlanError(asked, f"with dp={plan.dp} there is nothing to exchange", "dp=2")
     if plan.zero:
         why = f"exchange={plan.exchange} sums gradients for everybody, and zero={plan.zero} shares them out"
         raise PlanError(asked, why, "exchange=all-reduce, or zero=0")
-    if plan.pp > 1:
+    if plan.exchange in BY_PRIORITY and plan.pp > 1:
         why = f"exchange={plan.exchange} sums the gradients of whole models, and pp={plan.pp} cuts them into stages"
-        raise PlanError(asked, why, "pp=1, or exchange=all-reduce")
-    if plan.recompute != "none":
-        why = f"exchange={plan.exchange} follows a backward pass gradient by gradient, not block by block"
-        raise PlanError(asked, why, "recompute=none, or exchange=all-reduce")
+        raise PlanError(asked, why, "pp=1, or exchange=horovod")
+    if plan.exchange in BY_PRIORITY and plan.recompute != "none":
+        why = f"under exchange={plan.exchange} each block of the first forward pass takes its step, and blocks that are"
+        raise PlanError(asked, f"{why} recomputed have no such pass", "recompute=none, or exchange=horovod")
+    if plan.lines > 1 and not plan.spread:
+        why = f"{plan.schedule} completes two stages on two ranks in opposite orders, and when their sums begin is decided"
+        raise PlanError(asked, f"{why} apart: nothing puts them in one order", "schedule=1f1b, or exchange=all-reduce")
+    if plan.schedule == "lockstep":
+        why = "in lockstep nothing is exchanged while anything is computed, so there is nothing to decide meanwhile"
+        raise PlanError(asked, why, "schedule=gpipe, or exchange=all-reduce")
     if plan.overlap == "off":
         why = f"exchange={plan.exchange} decides what to send while backward passes run"
         raise PlanError(asked, why, "overlap=on, or exchange=all-reduce")

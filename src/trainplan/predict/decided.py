@@ -1,9 +1,10 @@
-"""The agenda that the clock expects of an exchange whose order is decided while running.
+"""The agendas that the clock expects of an exchange whose order is decided while running, one for every stage.
 
-The backward pass does not wait for the exchange of its own step, so it is played first, and says when the gradients
-are ready on every rank; from that the rounds follow (`rounds.py`). Where communication slows compute down, the pass is
-played once more with that agenda, and the rounds once more after it. All steps have the same agenda: when the gradients
-of one are ready, those of the step before have been summed, since its forward pass waited for them.
+Backward passes do not wait for the exchange of their own step, so they are played first, and say when the gradients of
+every stage are ready on every rank; from that the rounds follow (`rounds.py`). Where communication slows compute down,
+the passes are played once more with these agendas, and the rounds once more after them. All steps have the same
+agendas: when the gradients of one are ready, those of the step before have been summed, since its forward pass waited
+for them.
 """
 
 from __future__ import annotations
@@ -19,50 +20,61 @@ from trainplan.predict.clock import Played, play
 from trainplan.predict.cost import RULES, Setting, costs
 from trainplan.predict.rounds import rounds
 from trainplan.profile.profile import Profile
-from trainplan.program.agenda import Agenda
+from trainplan.program.agenda import Agenda, Agendas
 from trainplan.program.lower import lower
 from trainplan.program.lower.backend import backend
 from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import Kind
-from trainplan.program.program import CostClass
+from trainplan.program.program import CostClass, are
+
+_BACKWARD = are((Kind.B, Kind.W, Kind.R))
 
 
-def expected_agenda(
+def expected_agendas(
     plan: Plan, profile: Profile, cluster: Cluster, batch: int, setting: Setting, fold: bool
-) -> tuple[Agenda, ...]:
+) -> Agendas:  # fmt: skip
     """Of one step."""
     replicas = (0,) if fold else tuple(range(plan.dp))
     layout = Layout(plan, profile, batch, backend(cluster.backend), replicas)
-    members = tuple(sorted(plan.replicas_of(0)))
+    agendas: Agendas = {}
+    for _ in range(1 if cluster.slowdown == Slowdown() else 2):
+        program = lower(plan, profile, batch, cluster.backend, fold=fold, agendas=(agendas,) if agendas else ())
+        run, issue = costs(program, setting)
+        played = play(program, run, issue, cluster.slowdown, flows=flows_of(program, plan, cluster))
+        agendas = {stage: _expected(played, layout, stage, setting) for stage in layout.stages if layout.buckets[stage]}
+    return agendas
+
+
+def _expected(played: Played, layout: Layout, stage: int, setting: Setting) -> Agenda:
+    """The rounds of a stage whose backward passes have been played."""
+    plan, rule = layout.plan, layout.decided[stage].rule
+    members, sizes = tuple(sorted(plan.replicas_of(stage))), set(rule.sizes)
 
     def seconds(size: int) -> float:
         tensors = 1 if size in sizes else 2
         c = CostClass(Kind.REDUCE_GRAD, 0, -1, 0, plan.blocks, 0, size, members, tensors=tensors, background=True)
         return RULES[Kind.REDUCE_GRAD](c, setting)[0]
 
-    rule = layout.rule
-    sizes = set(rule.sizes)
     told = CostClass(Kind.NEGOTIATE, 0, -1, 0, plan.blocks, 0, rule.bits_bytes, members, background=True)
     bits = RULES[Kind.NEGOTIATE](told, setting)[0]
-    agenda: Agenda | None = None
-    for _ in range(1 if cluster.slowdown == Slowdown() else 2):
-        program = lower(plan, profile, batch, cluster.backend, fold=fold, agendas=() if agenda is None else (agenda,))
-        run, issue = costs(program, setting)
-        played = play(program, run, issue, cluster.slowdown, flows=flows_of(program, plan, cluster))
-        ready, begin = _ready(played, layout)
-        agenda = rounds(rule, ready, begin, seconds, bits).agenda
-    assert agenda is not None
-    return (agenda,)
+    return rounds(rule, *_ready(played, layout, stage), seconds, bits).agenda
 
 
-def _ready(played: Played, layout: Layout) -> tuple[list[list[float]], Sequence[float]]:
-    """When each part is ready on each rank, and when the pass began that completes them."""
+def _ready(played: Played, layout: Layout, stage: int) -> tuple[list[list[float]], Sequence[float]]:
+    """When each part of a stage is ready on each rank that holds it, and when the pass began that completes them."""
     program = played.program
-    last = layout.plan.micro - 1
+    micro = program.micro_batch * max(1, len(layout.plan.slices)) + program.slice
     ready, begin = [], []
-    for rank in range(program.world):
-        pieces = np.flatnonzero((program.kind == Kind.B) & (program.rank == rank) & (program.micro_batch == last))
+    for holding in (h for h in layout.holdings if h.stage == stage):
+        own = np.flatnonzero((program.stage == stage) & (program.rank == holding.rank) & _BACKWARD[program.kind])
+        final = own[np.argmax(played.end[own])]  # an operation of the pass that completes them
+        of_it = own[micro[own] == micro[final]]
+        pieces = of_it[program.kind[of_it] != Kind.R]
         end = dict(zip(program.unit[pieces].tolist(), played.end[pieces].tolist(), strict=True))
-        ready.append([end[part.bucket] for part in layout.parts])
-        begin.append(float(played.start[pieces].min()))
+        if layout.recomputed[micro[final]]:  # block by block
+            units = [bucket.block for bucket in layout.buckets[stage]]
+        else:
+            units = [0 if program.kind[final] == Kind.W else unit for unit in range(len(layout.buckets[stage]))]
+        ready.append([end[units[part.bucket]] for part in layout.decided[stage].parts])
+        begin.append(float(played.start[of_it].min()))
     return ready, begin

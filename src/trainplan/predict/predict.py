@@ -19,7 +19,7 @@ from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
 from trainplan.predict.contention import alike, contention
 from trainplan.predict.cost import Setting, costs
-from trainplan.predict.decided import expected_agenda
+from trainplan.predict.decided import expected_agendas
 from trainplan.predict.flows import Flows
 from trainplan.predict.memory import Peak, peaks
 from trainplan.predict.speeds import speeds
@@ -104,8 +104,8 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     check(program, wiring)
     setting = _beside_others(plan, program, alone, wiring, flows)
     if plan.exchange in rules.DECIDED:  # then what is exchanged when follows from when it is ready
-        agendas = expected_agenda(plan, profile, cluster, batch, setting, fold) * 2
-        program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold, agendas=agendas)
+        agendas = expected_agendas(plan, profile, cluster, batch, setting, fold)
+        program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold, agendas=(agendas,) * 2)
         wiring, flows = wire(program), flows_of(program, plan, cluster)
         check(program, wiring)
         setting = _beside_others(plan, program, alone, wiring, flows)

@@ -7,8 +7,10 @@ know then, all alike, and a pure function of that says what goes: `choose`. So n
 goes on to a round whenever anything of its own is left to send, and everything becomes ready sooner or later, nobody
 waits for ever.
 
-The rounds of a step are its *agenda*. The clock makes one by playing the rounds (`predict/rounds.py`), the engine by
-living through them (`engine/exchange.py`), with the same `choose`; an agenda can be lowered to a program, and replayed.
+The rounds of a step are its *agenda*; where a model is cut into stages, every stage has one of its own, since its
+copies exchange nothing with those of others. The clock makes one by playing the rounds (`predict/rounds.py`), the
+engine by living through them (`engine/decided.py`), with the same `choose`; an agenda can be lowered to a program, and
+replayed.
 
 >>> rule = Rule(sizes=(8, 8, 2), first_use=(2, 1, 0), credit=1)      # three slices, of the last layer first
 >>> choose(rule, {0, 1}, flying=())                                  # the better one of those that are ready
@@ -19,13 +21,14 @@ living through them (`engine/exchange.py`), with the same `choose`; an agenda ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainplan.errors import InputError
 
 Buffer = tuple[int, ...]  # parts that travel together
 Agenda = tuple[tuple[Buffer, ...], ...]  # of one step: for every round what goes, in that order
+Agendas = Mapping[int, Agenda]  # of one step: by stage
 
 STATUS_BITS = 3  # that Horovod's ranks tell each other besides what is ready
 GRANULARITY = 512  # bytes: Horovod's threshold is a multiple of so many for each rank of a node

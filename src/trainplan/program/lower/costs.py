@@ -69,14 +69,15 @@ def _class(
         numbers = edge.crossings if forward else edge.gradients
         size = message_bytes(profile, numbers, samples)
         return CostClass(kind, rank, layout.rank(replica, peer, line), first, last, samples, size, tensors=len(numbers))
-    if kind is Kind.REDUCE_GRAD and layout.decides:
-        apart = 1 if together == layout.parts[unit].bytes else 2
+    if kind is Kind.REDUCE_GRAD and layout.decides and unit < layout.first_tie:
+        part = layout.decided[stage].parts[unit]
+        apart = 1 if together == part.bytes else 2
         return CostClass(
             kind, rank, -1, first, last, 0, together, members, tensors=apart, by=layout.sums_by,
-            element=layout.buckets[0][layout.parts[unit].bucket].element, background=True,
+            element=layout.buckets[stage][part.bucket].element, background=True,
         )  # fmt: skip
     if kind is Kind.NEGOTIATE:
-        size = layout.rule.bits_bytes  # which are on hosts: gloo's
+        size = layout.decided[stage].rule.bits_bytes  # which are on hosts: gloo's
         return CostClass(kind, rank, -1, first, last, 0, size, members, by="gloo", element=8, background=True)
     if kind is Kind.TICK:
         return CostClass(kind, rank, seconds=plan.cycle)

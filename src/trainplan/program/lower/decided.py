@@ -12,26 +12,35 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainplan.program.agenda import Agenda, landed_first
+from trainplan.program.agenda import landed_first
 from trainplan.program.lower.found import Found
+from trainplan.program.lower.gradients import completing
 from trainplan.program.lower.layout import Holding
 from trainplan.program.lower.ledger import Ledger
-from trainplan.program.ops import Kind, Value
-from trainplan.program.program import Ints
+from trainplan.program.ops import COMPUTES, Kind, Value
+from trainplan.program.program import Ints, are
+
+_COMPUTE = are(COMPUTES)
 
 
 def decided(ledger: Ledger, found: Found) -> None:
     """The tokens of every step."""
+    for stage in found.layout.stages:
+        if found.layout.buckets[stage]:
+            _decided(ledger, found, stage)
+
+
+def _decided(ledger: Ledger, found: Found, stage: int) -> None:
+    """The same of a stage."""
     layout = found.layout
-    holdings = layout.holdings
+    holdings = [h for h in layout.holdings if h.stage == stage]
     home = np.array([h.rank for h in holdings], dtype=np.int64)
-    buckets = range(len(layout.buckets[0]))
-    complete = [found.own(found.ops(Kind.B, [0], units=[b]), holdings).max(axis=2) for b in buckets]
-    begins = found.own(found.forward([0], final=True), holdings)[:, :, -1]  # of the pass that completes the gradients
-    steps = _steps(found, holdings)
+    buckets = range(len(layout.buckets[stage]))
+    complete = [found.own(completing(found, [stage], [bucket]), holdings).max(axis=2) for bucket in buckets]
+    steps, before = _steps(found, holdings), _before(found, holdings)
     for step in range(found.steps):
         ready = [ops[:, step] for ops in complete]
-        sums = _rounds(ledger, found, layout.agenda(step), step, ready, home, begins[:, step])
+        sums = _rounds(ledger, found, holdings, step, ready, before[:, step])
         for bucket, parts in sums.items():
             using = [ops[:, step] for ops, wanted in steps if bucket in wanted]
             for exchange in dict.fromkeys(parts):
@@ -44,10 +53,12 @@ def decided(ledger: Ledger, found: Found) -> None:
 
 
 def _steps(found: Found, holdings: list[Holding]) -> list[tuple[Ints, set[int]]]:
-    """The optimizer steps of a step, in order, with the buckets that each waits for."""
+    """The optimizer steps of a step, in order, with the buckets that each waits for; and the norm before them."""
     layout = found.layout
     if not layout.crosses:
-        return [(found.once(Kind.STEP, holdings), set(range(len(layout.buckets[0]))))]
+        everything = set(range(len(layout.buckets[holdings[0].stage])))
+        norm = [(found.norm(holdings), everything)] if layout.clips else []
+        return [*norm, (found.once(Kind.STEP, holdings), everything)]
     bucket_of = {name: number for number, bucket in enumerate(layout.buckets[0]) for name in bucket.names}
     return [
         (found.once(Kind.STEP, holdings, block), {bucket_of[name] for name in names})
@@ -64,15 +75,33 @@ def _taken_up(ledger: Ledger, found: Found, holdings: list[Holding]) -> None:
         ledger.add(Value.TOKEN, 0, home, step, first, (first,))
 
 
+def _before(found: Found, holdings: list[Holding]) -> Ints:
+    """What the rank of each copy computes right before the pass that completes the gradients of the copy."""
+    layout, stage = found.layout, holdings[0].stage
+    first = found.ops(Kind.B, [stage])  # operations of every pass
+    if layout.recomputes:
+        first = np.where(found.recomputed, found.ops(Kind.R, [stage], units=[layout.plan.bounds[stage][1] - 1]), first)
+    if layout.splits:
+        second = found.ops(Kind.W, [stage])
+        first = np.where(second >= 0, second, first)
+    begins = found.own(first, holdings).max(axis=2)  # numbers rise along a list, so the last pass has the highest
+    computes = _COMPUTE[found.kind]
+    for number, holding in enumerate(holdings):
+        own = np.flatnonzero(computes & (found.rank == holding.rank))
+        begins[number] = own[np.searchsorted(own, begins[number]) - 1]
+    return begins
+
+
 def _rounds(
-    ledger: Ledger, found: Found, agenda: Agenda, step: int, ready: list[Ints], home: Ints, begins: Ints
+    ledger: Ledger, found: Found, holdings: list[Holding], step: int, ready: list[Ints], begins: Ints
 ) -> dict[int, list[int]]:
     """The rounds of a step; the operations that sum the parts of each bucket."""
-    layout, holdings = found.layout, found.layout.holdings
-    parts, rule = layout.parts, layout.rule
+    layout, stage = found.layout, holdings[0].stage
+    parts, rule, agenda = layout.decided[stage].parts, layout.decided[stage].rule, layout.agenda(step, stage)
+    home = np.array([h.rank for h in holdings], dtype=np.int64)
     count = len(agenda)
     units = range(count)
-    told = found.shared(Kind.NEGOTIATE, [0] * count, units)[:, step]
+    told = found.shared(Kind.NEGOTIATE, [stage] * count, units)[:, step]
     ticks = [found.once(Kind.TICK, holdings, r)[:, step] for r in units] if rule.fuses else []
 
     def everywhere(op: int) -> Ints:
@@ -91,7 +120,7 @@ def _rounds(
             readers = (bits, ticks[number + 1]) if ticks and number + 1 < count else (bits,)
             ledger.add(Value.TOKEN, 0, home, last, readers[-1], readers)
         for buffer in buffers:
-            op = int(found.shared(Kind.REDUCE_GRAD, [0], [min(buffer)])[0, step])
+            op = int(found.shared(Kind.REDUCE_GRAD, [stage], [min(buffer)])[0, step])
             gone.append(op)
             for bucket in dict.fromkeys(parts[part].bucket for part in buffer):
                 sums.setdefault(bucket, []).append(op)

@@ -14,12 +14,12 @@ from trainplan.plan.plan import Plan
 from trainplan.plan.rules import micro_batches, splits_backward
 from trainplan.plan.served import ASYNCHRONOUS, AT_ROOT, SERVED
 from trainplan.profile.profile import Amount, Parameter, Portion, Profile
-from trainplan.program.agenda import Agenda, Rule, in_turn
+from trainplan.program.agenda import Agenda, Agendas, in_turn
 from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
-from trainplan.program.lower.parts import Part, parts_of, rule_of
+from trainplan.program.lower.parts import Decided, decided_of
 from trainplan.program.lower.service import Service, arranged, service
 from trainplan.program.lower.units import Section, Unit, sections, units
 from trainplan.program.ops import Kind
@@ -51,7 +51,7 @@ class Layout:
     backend: Backend
     replicas: tuple[int, ...]
     # Of every step, where the exchange is decided while running; none: each part in turn.
-    agendas: tuple[Agenda, ...] = ()
+    agendas: tuple[Agendas, ...] = ()
 
     @cached_property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
@@ -195,18 +195,13 @@ class Layout:
         return self.plan.exchange in BY_PRIORITY
 
     @cached_property
-    def parts(self) -> list[Part]:
-        """Of the gradients, where that is so."""
-        return parts_of(self.plan, self.buckets[0])
+    def decided(self) -> list[Decided]:
+        """Where that is so: of every stage its gradients in parts, and what decides which of them go when."""
+        return [decided_of(self.plan, own) for own in self.buckets]
 
-    @cached_property
-    def rule(self) -> Rule:
-        """What decides which of them go when."""
-        return rule_of(self.plan, self.buckets[0], self.parts)
-
-    def agenda(self, step: int) -> Agenda:
-        """What goes when in a step."""
-        return self.agendas[step] if self.agendas else in_turn(self.rule)
+    def agenda(self, step: int, stage: int) -> Agenda:
+        """What of a stage goes when in a step."""
+        return self.agendas[step][stage] if self.agendas else in_turn(self.decided[stage].rule)
 
     @cached_property
     def stepping(self) -> dict[int, tuple[str, ...]]:
@@ -221,7 +216,7 @@ class Layout:
     def first_tie(self) -> int:
         """Unit of the exchange of the first tie: beyond the buckets of every stage, so that all holders agree on it."""
         if self.decides:
-            return len(self.parts)
+            return max(len(own.parts) for own in self.decided)
         return max(0, *map(len, self.buckets), *map(len, self.units))
 
     # -- what replicas share out ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from trainplan.plan import rules
 from trainplan.plan.plan import Plan
 from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
-from trainplan.program.agenda import Agenda
+from trainplan.program.agenda import Agendas
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.backend import backend as find_backend
 from trainplan.program.lower.costs import cost_classes
@@ -43,12 +43,12 @@ def lower(
     backend: str = "gloo",
     steps: int = 1,
     fold: bool = False,
-    agendas: Sequence[Agenda] = (),
+    agendas: Sequence[Agendas] = (),
 ) -> Program:
     """The program of some steps of training.
 
     `fold`: replicas are alike, so only the first gets lists; collectives still know all their members.
-    `agendas`: what is exchanged when in each step, where that is decided while running.
+    `agendas`: what of each stage is exchanged when in each step, where that is decided while running.
     """
     rules.check_model(rules.check(plan, batch), profile)
     replicas = (0,) if fold else tuple(range(plan.dp))
@@ -155,7 +155,8 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         op[[e for _, _, e in members]] = len(alone) + len(entry)
         entry.append(min(members)[2])
         # An exchange that is decided while running has groups of its own: one to tell what is ready, one to sum it.
-        apart = kind if layout.decides and kind in (Kind.NEGOTIATE, Kind.REDUCE_GRAD) else -1
+        decided = kind == Kind.NEGOTIATE or (kind == Kind.REDUCE_GRAD and layout.decides and unit < layout.first_tie)
+        apart = stage * len(Kind) + kind if decided else -1
         key = (*_members(layout, kind, stage, unit, replica), apart)
         group.append(number.setdefault(key, len(number)))
     # Gathers and scatters are many: one for each group of replicas, step, micro-batch, stage and unit.

@@ -42,10 +42,18 @@ def parts_of(plan: Plan, buckets: Sequence[Bucket]) -> list[Part]:
     return found
 
 
-def rule_of(plan: Plan, buckets: Sequence[Bucket], parts: Sequence[Part]) -> Rule:
-    """What decides which of them go when."""
-    fuses = plan.exchange == "horovod"
-    return Rule(
+@dataclass(frozen=True)
+class Decided:
+    """The gradients of a stage, in parts, and what decides which of them go when."""
+
+    parts: tuple[Part, ...]
+    rule: Rule
+
+
+def decided_of(plan: Plan, buckets: Sequence[Bucket]) -> Decided:
+    """The same of these buckets; none: nothing is exchanged."""
+    parts, fuses = tuple(parts_of(plan, buckets)), plan.exchange == "horovod"
+    rule = Rule(
         sizes=tuple(part.bytes for part in parts),
         first_use=tuple(buckets[part.bucket].block for part in parts),
         types=tuple(str(buckets[part.bucket].element) for part in parts),
@@ -53,3 +61,4 @@ def rule_of(plan: Plan, buckets: Sequence[Bucket], parts: Sequence[Part]) -> Rul
         cycle=plan.cycle,
         credit=plan.credit or 1,
     )
+    return Decided(parts, rule)

@@ -109,7 +109,7 @@ def entries(layout: Layout, steps: int) -> Entries:
             body = np.concatenate([[*early, before], body, [after, *late]]).astype(np.int64)
             of = np.concatenate([[0] * (len(early) + 1), of, [0] * (len(late) + 1)])
             if layout.decides:
-                lists.append((rank, _decided(bodies, body, of, variant, held, steps)))
+                lists.append((rank, _decided(bodies, order, body, of, variant, held, steps)))
             else:
                 lists.append((rank, [(body, of, np.zeros(len(body), dtype=np.int64))] * steps))
     for rank, body, of in servers(layout, bodies):
@@ -133,20 +133,26 @@ def entries(layout: Layout, steps: int) -> Entries:
 
 
 def _decided(
-    bodies: _Bodies, body: Ints, of: Ints, variant: Ints, held: Sequence[Holding], steps: int
+    bodies: _Bodies, order: Order, body: Ints, of: Ints, variant: Ints, held: Sequence[Holding], steps: int
 ) -> list[tuple[Ints, Ints, Ints]]:  # fmt: skip
-    """The same of every step where the exchange is decided while running: with its agenda in the pass that completes
-    the gradients; and where steps cross, with the steps of blocks in the first forward pass after them."""
+    """The same of every step where the exchange is decided while running: with the agenda of a stage in the pass that
+    completes its gradients; and where steps cross, with the steps of blocks in the first forward pass after them."""
     layout, replica, rank = bodies.layout, held[0].replica, held[0].rank
     first = 1 + int(np.flatnonzero(variant == _FIRST_FORWARD)[0])  # behind the head
-    last = 1 + int(np.flatnonzero(np.isin(variant, (_LAST, _ONLY)))[0])
+    completing = np.isin(variant, (_LAST, _ONLY, _LAST + _OTHERWISE, _ONLY + _OTHERWISE))
     found = []
     for step in range(steps):
         rows = [(int(b), int(piece), 0) for b, piece in zip(body, of, strict=True)]
         tail_of = bodies.add(tail(layout, held, final=step == steps - 1), replica, rank)
-        backward = decided_backward(layout, 0, layout.agenda(step))
         rows[-1] = (tail_of, 0, 0)
-        rows[last] = (bodies.add(backward, replica, rank, adds=1, last=True), rows[last][1], 0)
+        for holding in (h for h in held if layout.buckets[h.stage]):
+            (place,) = np.flatnonzero(completing & (order[:, 2] == holding.stage)).tolist()
+            again = layout.recomputes and int(variant[place]) > _ONLY
+            kind = Kind.R if again else Kind(int(order[place, 0]))
+            agenda = layout.agenda(step, holding.stage)
+            rest = decided_backward(layout, holding.stage, int(order[place, 1]), holding.lines[0], kind, agenda)
+            number = bodies.add(rest, replica, rank, adds=1, last=True, again=again)
+            rows[1 + place] = (number, rows[1 + place][1], 0)
         if layout.crosses:
             apart = stepping_forward(layout, 0, steps=step > 0)
             rows[first : first + 1] = [

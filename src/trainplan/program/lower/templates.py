@@ -110,25 +110,52 @@ def _recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], 
     return tuple(rows)
 
 
-def decided_backward(layout: Layout, line: int, agenda: Agenda) -> tuple[Row, ...]:
-    """The backward pass that completes the gradients, where the exchange is decided while running: every operation of
-    an agenda stands as early as it can, behind the pieces that complete what it sends."""
-    sizes = [part.bytes for part in layout.parts]
-    after: list[list[Row]] = [[] for _ in range(len(layout.buckets[0]) + 1)]  # the first: before all pieces
+def decided_backward(layout: Layout, stage: int, line: int, own: int, kind: Kind, agenda: Agenda) -> tuple[Row, ...]:
+    """The backward pass that completes the gradients of a stage, where the exchange is decided while running: every
+    operation of an agenda stands as early as it can, behind the piece that completes what it sends.
+
+    A whole pass (B) has a piece for every gradient, one that is recomputed (R) one for every block, and the second part
+    of one (W) is one piece. `own`: the line whose name the exchange bears.
+    """
+    decided = layout.decided[stage]
+    before, passes, after = _pieces(layout, stage, line, kind)
+    if kind is Kind.R:  # block by block from the last: the piece that completes each gradient
+        last = layout.plan.bounds[stage][1]
+        completed = [last - 1 - bucket.block for bucket in layout.buckets[stage]]
+    else:
+        completed = [0 if kind is Kind.W else number for number in range(len(layout.buckets[stage]))]
+    behind: list[list[Row]] = [[] for _ in range(len(passes) + 1)]  # the first: before all pieces
     place = 0
     for number, buffers in enumerate(agenda):
-        if layout.rule.fuses:
-            after[place].append(Row(Kind.TICK, 0, line, number))
-        sent = [part for buffer in buffers for part in buffer]
-        place = max([place, *(layout.parts[part].bucket + 1 for part in sent)])
-        after[place].append(Row(Kind.NEGOTIATE, 0, line, number))
-        after[place] += [
-            Row(Kind.REDUCE_GRAD, 0, line, min(buffer), size=sum(sizes[part] for part in buffer)) for buffer in buffers
-        ]
-    rows = [*after[0]]
-    for unit, following in enumerate(after[1:]):
-        rows += [Row(Kind.B, 0, line, unit), *following]
-    return tuple(rows)
+        if decided.rule.fuses:
+            behind[place].append(Row(Kind.TICK, stage, own, number))
+        sent = [decided.parts[part] for buffer in buffers for part in buffer]
+        place = max([place, *(completed[part.bucket] + 1 for part in sent)])
+        behind[place].append(Row(Kind.NEGOTIATE, stage, own, number))
+        for buffer in buffers:
+            size = sum(decided.parts[part].bytes for part in buffer)
+            behind[place].append(Row(Kind.REDUCE_GRAD, stage, own, min(buffer), size=size))
+    rows = [*before, *behind[0]]
+    for piece, following in zip(passes, behind[1:], strict=True):
+        rows += [*piece, *following]
+    return (*rows, *after)
+
+
+def _pieces(
+    layout: Layout, stage: int, line: int, kind: Kind
+) -> tuple[tuple[Row, ...], list[tuple[Row, ...]], tuple[Row, ...]]:
+    """A backward pass that completes gradients, in pieces; with what comes before and after it."""
+    ends = messages(layout, stage, line)
+    before, after = (tuple(row for row in ends if row.kind is end) for end in (Kind.RECV_B, Kind.SEND_B))
+    if kind is Kind.W:
+        return (), [(Row(Kind.W, stage, line),)], ()
+    if kind is Kind.B:
+        return before, [(Row(Kind.B, stage, line, unit),) for unit in range(len(layout.buckets[stage]))], after
+    first, last = layout.plan.bounds[stage]
+    found: list[tuple[Row, ...]] = []
+    for block in reversed(range(first, last)):  # the gradient is awaited only after the first R
+        found.append((Row(Kind.R, stage, line, block), *(before if not found else ()), Row(Kind.B, stage, line, block)))
+    return (), found, after
 
 
 def stepping_forward(layout: Layout, line: int, steps: bool) -> tuple[Row, ...]:
