@@ -38,6 +38,7 @@ def plans(world: int) -> list[Plan]:
     if world == 4:
         both = {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (4,), "blocks": blocks, "bucket": 200}
         found += [plan(exchange=word, **both) for word in ("all-reduce", "ring", "tree")]
+        found.append(plan(exchange="horovod", threshold=400, cycle=1e-3, **both))
     return found
 
 

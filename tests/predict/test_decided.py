@@ -38,6 +38,11 @@ def cluster(ranks: int = 2, latency: float = 0.0, **fields) -> Cluster:
     return Cluster("test", (node,), "gloo", (curve,), **fields)
 
 
+def four_ranks(latency: float) -> Cluster:
+    """The same with a place for two pipelines: sums are still of two copies."""
+    return replace(cluster(4), collectives=cluster(latency=latency).collectives)
+
+
 def layers(links: list[float]) -> Profile:
     """Blocks that take a second there and one back, with gradients that take so many seconds to sum."""
     profile = chain(len(links), forward=1.0, backward=1.0, weights=GB)
@@ -45,7 +50,8 @@ def layers(links: list[float]) -> Profile:
         replace(p, bytes=round(links[p.blocks[0]] * GB), count=round(links[p.blocks[0]] * GB / 4))
         for p in profile.parameters
     ]
-    return replace(profile, parameters=tuple(sized))
+    halves = {"backward_input_s": (0.5, 0.5), "backward_weight_s": (0.5, 0.5)}
+    return replace(profile, parameters=tuple(sized), blocks=tuple(replace(b, **halves) for b in profile.blocks))
 
 
 def of(word: str, blocks: int, **more) -> Plan:
@@ -78,6 +84,15 @@ def test_horovod_exposes_at_most_the_last_fused_sum_and_a_cycle() -> None:
     assert 16 + 0.5 <= step <= 16 + 0.5 + 2e-3
 
 
+ORDERS = (
+    {},
+    {"pp": 2, "schedule": "1f1b", "stages": (1,)},
+    {"pp": 2, "schedule": "gpipe", "stages": (2,), "recompute": "full"},
+    {"pp": 2, "schedule": "zb-h1", "stages": (1,)},
+    {"pp": 2, "schedule": "interleaved", "chunks": 2, "stages": (1, 2, 3), "micro": 2},
+)
+
+
 @examples(40)
 @given(
     st.lists(st.integers(1, 8), min_size=1, max_size=5),
@@ -85,34 +100,41 @@ def test_horovod_exposes_at_most_the_last_fused_sum_and_a_cycle() -> None:
     st.integers(1, 2),
     st.integers(1, 6),
     st.booleans(),
+    st.sampled_from(ORDERS),
 )
-def test_rounds_and_clock_agree(links: list[int], word: str, micro: int, size: int, uneven: bool) -> None:
-    """The program of the expected agenda, played by its lists, sums everything when the rounds say so."""
-    profile, where = layers([link / 2 for link in links]), cluster(latency=0.01)
+def test_rounds_and_clock_agree(
+    links: list[int], word: str, micro: int, size: int, uneven: bool, order: dict
+) -> None:  # fmt: skip
+    """The program of the expected agendas, played by its lists, sums everything of a stage when its rounds say so."""
+    profile, where = layers([link / 2 for link in links]), four_ranks(latency=0.01)
+    order = order if word == "horovod" and len(links) > max(order.get("stages", (9,))) else {}
     more = {"slice": size * GB // 4} if word != "horovod" else {"threshold": size * GB // 2, "cycle": size / 10}
-    choices, batch = of(word, len(links), micro=micro, **more), 2 * micro + uneven
+    choices, batch = of(word, len(links), **{"micro": micro, **more, **order}), 2 * micro + uneven
     setting = Setting(profile, where)
     agendas = expected_agendas(choices, profile, where, batch, setting, fold=False)
     program = check(lower(choices, profile, batch, agendas=(agendas,) * 2, steps=2))
     played = play(program, *costs(program, setting))
     layout = Layout(choices, profile, batch, backend("gloo"), (0, 1))
     one = lower(choices, profile, batch)
-    ready, begin = _ready(play(one, *costs(one, setting)), layout, 0)
     sums = lambda size: float(next(r for r, b in zip(*seconds, strict=True) if b == size))  # noqa: E731
     run, _ = costs(program, setting)
     reduces = program.kind == Kind.REDUCE_GRAD
     seconds = run[reduces].tolist(), program.bytes[reduces].tolist()
-    want = rounds(layout.decided[0].rule, ready, begin, sums, float(run[program.kind == Kind.NEGOTIATE][0]))
-    assert want.agenda == agendas[0]
-    for buffer, start, end in want.sent:
-        (op,) = np.flatnonzero(reduces & (program.step == 0) & (program.unit == min(buffer)))
-        assert (played.start[op], played.end[op]) == pytest.approx((start, end))
+    assert agendas.keys() == set(layout.stages)
+    for stage, agenda in agendas.items():
+        ready, begin = _ready(play(one, *costs(one, setting)), layout, stage)
+        want = rounds(layout.decided[stage].rule, ready, begin, sums, float(run[program.kind == Kind.NEGOTIATE][0]))
+        assert want.agenda == agenda
+        for buffer, start, end in want.sent:
+            own = reduces & (program.step == 0) & (program.stage == stage)
+            (op,) = np.flatnonzero(own & (program.unit == min(buffer)))
+            assert (played.start[op], played.end[op]) == pytest.approx((start, end))
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_one_replica_stands_for_all(word: str) -> None:
-    profile, where = layers([1, 2, 1]), cluster(latency=0.01)
-    choices = of(word, 3, micro=2)
+@pytest.mark.parametrize(("word", "order"), [*((word, {}) for word in WORDS), ("horovod", ORDERS[1])])
+def test_one_replica_stands_for_all(word: str, order: dict) -> None:
+    profile, where = layers([1, 2, 1]), four_ranks(latency=0.01)
+    choices = of(word, 3, micro=2, **order)
     folded, whole = predict(choices, profile, where, 4), predict(choices, profile, where, 4, keep=True)
     assert folded.step_s == pytest.approx(whole.step_s)
     assert folded.peak_bytes == whole.peak_bytes
@@ -146,7 +168,9 @@ def test_memory_of_horovod_is_that_of_its_gradients_and_the_largest_fused_buffer
 BAD = {
     "exchange=p3 dp=1": ("nothing to exchange", "dp=2"),
     "p3 dp=2 pp=2": ("cuts them into stages", "pp=1"),
-    "p3 dp=2 recompute=full": ("gradient by gradient", "recompute=none"),
+    "p3 dp=2 recompute=full": ("recomputed have no such pass", "recompute=none"),
+    "horovod dp=2 pp=2 schedule=chimera micro=2": ("in opposite orders", "schedule=1f1b"),
+    "horovod dp=2 pp=2 schedule=lockstep micro=2": ("in lockstep", "schedule=gpipe"),
     "horovod dp=2 overlap=off": ("while backward passes run", "overlap=on"),
     "horovod dp=2 slice=1MB": ("slice is a number of p3", "exchange=p3"),
     "ddp dp=2 credit=1MB": ("credit is a number of bytescheduler", "exchange=bytescheduler"),
