@@ -309,8 +309,8 @@ def _decided() -> list[Case]:
             cases.append(case("residual", 2, optimizer="grouped_adamw", fields={"schedule": "onecycle"}))
     clipped = {"dp": 2, "exchange": "horovod", "threshold": 10**6, "cycle": 5e-4}
     cases.append(Case("horovod", "tied", clipped, fields={"clip_norm": 0.05}))
-    # Every stage has an agenda of its own: in orders with one stage a rank and with several, with backward passes in two
-    # parts or recomputed, and where only one stage has copies.
+    # Every stage has an agenda of its own: in orders with one stage a rank and with several, with backward passes in
+    # two parts or recomputed, and where only one stage has copies.
     stages = {"dp": 2, "pp": 2, "micro": 2, "exchange": "horovod", **numbers["horovod"]}
     four = {**stages, "chunks": 2, "stages": (2, 4, 6)}
     return [

@@ -56,7 +56,7 @@ def begin(layout: Layout, held: dict[int, Held], recorder: Recorder, rank: int) 
     if not layout.decides:
         return found
     if len(held) > 1 and not layout.backend.tagged:
-        why = f"rank {rank} holds {len(held)} stages, and which of them is summed first may differ from replica to replica"
+        why = f"rank {rank} holds {len(held)} stages, and which of them is summed first may differ between replicas"
         raise PlanError(f"plan {brief(layout.plan)!r}", f"{why}: NCCL may wait for ever", "one stage a rank, or gloo")
     for stage in (stage for stage in layout.stages if layout.buckets[stage]):
         members = (tuple(sorted(layout.plan.replicas_of(stage))),)

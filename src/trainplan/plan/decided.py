@@ -42,7 +42,7 @@ def check_decided(plan: Plan, asked: str) -> None:
         why = f"under exchange={plan.exchange} each block of the first forward pass takes its step, and blocks that are"
         raise PlanError(asked, f"{why} recomputed have no such pass", "recompute=none, or exchange=horovod")
     if plan.lines > 1 and not plan.spread:
-        why = f"{plan.schedule} completes two stages on two ranks in opposite orders, and when their sums begin is decided"
+        why = f"{plan.schedule} completes two stages on two ranks in opposite orders, and the sums of each are decided"
         raise PlanError(asked, f"{why} apart: nothing puts them in one order", "schedule=1f1b, or exchange=all-reduce")
     if plan.schedule == "lockstep":
         why = "in lockstep nothing is exchanged while anything is computed, so there is nothing to decide meanwhile"
