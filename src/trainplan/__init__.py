@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainplan.version import VERSION as __version__
 
-COMMANDS = ("profile", "cluster", "predict", "recommend", "explain", "run", "compare", "systems", "timeline")
+COMMANDS = (
+    "profile", "cluster", "device", "roofline", "predict", "recommend", "explain", "run", "compare", "systems",
+    "timeline",
+)  # fmt: skip
 _WORKLOADS = {  # name → where it is
     "load": "trainplan.workload.load",
     "Workload": "trainplan.workload.workload",
@@ -26,7 +29,20 @@ _WORKLOADS = {  # name → where it is
 _ROOMS = ("profile", "cluster", "predict", "run")  # those that are modules too
 
 if TYPE_CHECKING:
-    from trainplan.api import build, cluster, compare, explain, predict, profile, recommend, run, systems, timeline
+    from trainplan.api import (
+        build,
+        cluster,
+        compare,
+        device,
+        explain,
+        predict,
+        profile,
+        recommend,
+        roofline,
+        run,
+        systems,
+        timeline,
+    )
     from trainplan.workload.load import load
     from trainplan.workload.workload import Batch, Loss, Workload
 
@@ -80,6 +96,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "COMMANDS", "Batch", "Loss", "Workload", "__version__", "build", "cluster", "compare", "explain", "load", "predict",
-    "profile", "recommend", "run", "systems", "timeline",
+    "COMMANDS", "Batch", "Loss", "Workload", "__version__", "build", "cluster", "compare", "device", "explain", "load",
+    "predict", "profile", "recommend", "roofline", "run", "systems", "timeline",
 ]  # fmt: skip

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainplan.errors import InputError, TrainplanError
+from trainplan.hardware import device as device
+from trainplan.hardware import roofline as roofline
 from trainplan.situation import (
     Changes,
     can_run,

@@ -80,6 +80,33 @@ def cluster(
 
 
 @app.command()
+def device(
+    action: Annotated[str, typer.Argument(help="show, or measure: a device of this machine")] = "show",
+    name: Annotated[str, typer.Argument(help="of show: a device's name, or a file")] = "",
+    output: Output = None,
+    device: Annotated[str, typer.Option(help="Of measure: cuda:0, cpu; without it, a GPU where there is one.")] = "",
+    minutes: Annotated[float, typer.Option(help="That measuring may take.")] = 5.0,
+    quick: Annotated[bool, typer.Option("--quick", help="A handful of shapes, to see that it works.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure what a device reaches by kind and shape of operator, or show it."""
+    _answer(json, api.device, action, name, output, device, minutes, quick)
+
+
+@app.command()
+def roofline(
+    model: Workload,
+    device: Annotated[str, typer.Option(help="A device of the catalogue, or a device file.")] = "H100-SXM",
+    batch: Annotated[int | None, typer.Option(help="Samples that go through at once.")] = None,
+    precision: Annotated[str, typer.Option(help="Of its numbers: bf16, fp16; of their products: fp32, tf32.")] = "fp32",
+    output: Annotated[str | None, typer.Option("--output", "-o", help="A picture: .svg, .png or .pdf.")] = None,
+    json: Json = False,
+) -> None:
+    """Arithmetic intensity and bound of every operator."""
+    _answer(json, api.roofline, model, device, batch, precision, output)
+
+
+@app.command()
 def predict(
     model: Model,
     plan: Plan,

@@ -66,13 +66,15 @@ def profile_for(
     here = next(filter(None, map(device_here, names)), None)
     if here is not None:
         return profile_here(model, here, batch, compile=compile, refresh=refresh)
+    from trainplan.profile.device.known import model_of
     from trainplan.profile.estimate import estimate
 
     if compile:
         why = f"{cluster.device(0).name} is not here, and estimates are of eager execution"
         raise InputError("--compile", why, "leaving it out")
     with progress() as report:
-        return estimate(_loaded(model, batch), cluster.device(0), progress=report)
+        known = model_of(cluster.device(0), measured_here=True)
+        return estimate(_loaded(model, batch), cluster.device(0), progress=report, model=known)
 
 
 def profile_here(
