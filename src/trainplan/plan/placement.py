@@ -4,7 +4,8 @@ A replica of the model is one pipeline, or several **lines** that share its rank
 (Chimera, GEMS), or the ways through stages of which some have more ranks than others (`dp=2,1,1`). A micro-batch stays
 in its line. The table holds the lines of replica 0, then those of replica 1, and so on.
 
-By default replicas of a stage stand side by side, so that gradients stay inside a node and activations cross.
+By default the ranks that share a stage between them (tensor parallelism) stand side by side, then the replicas of a
+stage, so that what is exchanged most stays inside a node and activations cross.
 
 Which stages share a rank is part of most orders of work (rank r of an interleaved pipeline has stages r, p + r, …), and
 a table of one's own may then only say which rank is which. Orders that write a list for each stage (`ANY_TABLE`) go
@@ -12,6 +13,8 @@ with any table: the lists of the stages on a rank are merged into one.
 
 >>> placement(dp=2, local=lines("1f1b", ranks=2))
 (((0,), (2,)), ((1,), (3,)))
+>>> placement(dp=1, local=lines("1f1b", ranks=2), tp=2)
+(((0, 1), (2, 3)),)
 """
 
 from __future__ import annotations
@@ -67,6 +70,11 @@ def renamed(usual: Lines, table: tuple[int, ...]) -> Lines | None:
     return tuple(tuple(names[rank] for rank in line) for line in usual)
 
 
-def placement(dp: int, local: Lines) -> Placement:
-    """The table of so many replicas."""
-    return tuple(tuple((place * dp + replica,) for place in line) for replica in range(dp) for line in local)
+def placement(dp: int, local: Lines, tp: int = 1) -> Placement:
+    """The table of so many replicas, whose stages have so many ranks each."""
+
+    def ranks(place: int, replica: int) -> tuple[int, ...]:
+        first = (place * dp + replica) * tp
+        return tuple(range(first, first + tp))
+
+    return tuple(tuple(ranks(place, replica) for place in line) for replica in range(dp) for line in local)

@@ -53,9 +53,10 @@ WORDS: dict[str, tuple[str, ...]] = {
         "terapipe",
     ),
     "updates": ("sync",),
-    "recompute": ("none", "full", "except-last"),
-    "precision": ("fp32",),
+    "recompute": ("none", "full", "except-last", "selective"),
+    "precision": ("fp32", "tf32", "bf16", "fp16"),
     "overlap": ("on", "off"),
+    "sequence": ("off", "on"),
 }
 
 # Exchanges whose order is decided while running, and the numbers that each of them has.
@@ -125,6 +126,8 @@ class Request:
     slice: int | None = None  # bytes of a gradient that go at once (P3, ByteScheduler, PACE)
     credit: int | None = None  # bytes that may be on their way before the next slice goes (ByteScheduler)
     fused: tuple[int, ...] | None = None  # gradients of each fused tensor, in the order of their arrival (PACE)
+    tp: int | None = None  # ranks that share every stage between them: slices of its weights and of its arithmetic
+    sequence: str | None = None  # on: what they do not slice they share out by tokens
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,8 @@ class Plan:
     slice: int = 0
     credit: int = 0
     fused: tuple[int, ...] = ()
+    tp: int = 1  # ranks of every stage of a pipeline, with a slice of its weights each
+    sequence: str = "off"
 
     @property
     def sharers(self) -> int:
@@ -222,17 +227,25 @@ class Plan:
         return any(len({line[stage : stage + 1] for line in self.placement}) > 1 for stage in range(self.wanted))
 
     def rank(self, replica: int, stage: int, line: int = 0) -> int:
-        """The rank that runs a stage of a line of a replica."""
+        """The rank that runs a stage of a line of a replica; of several that share it, the first."""
         return self.placement[replica * self.lines + line][stage][0]
 
     def ranks(self, replica: int) -> tuple[int, ...]:
-        """The ranks of a replica, in the order of the first stage that each holds."""
+        """The ranks of a replica, in the order of the first stage that each holds; of a group of `tp`, the first."""
         own = self.placement[replica * self.lines : (replica + 1) * self.lines]
         return tuple(dict.fromkeys(stage[0] for line in own for stage in line))
 
     def replicas_of(self, stage: int) -> tuple[int, ...]:
-        """The ranks that hold a copy of a stage."""
+        """The ranks that hold a copy of a stage, or the first slice of one."""
         return tuple(dict.fromkeys(pipeline[stage][0] for pipeline in self.placement))
+
+    def slicers(self, rank: int) -> tuple[int, ...]:
+        """The ranks that share the stages of a rank with it, slice by slice."""
+        return self._groups[rank]
+
+    @cached_property
+    def _groups(self) -> dict[int, tuple[int, ...]]:
+        return {rank: stage for pipeline in self.placement for stage in pipeline for rank in stage}
 
 
 def plan(
@@ -266,6 +279,8 @@ def plan(
     slice: int = 0,
     credit: int = 0,
     fused: tuple[int, ...] = (),
+    tp: int = 1,
+    sequence: str = "off",
 ) -> Plan:
     """A plan with the usual choices where none is given.
 
@@ -276,10 +291,10 @@ def plan(
         pp, micro, schedule = known(tuple(order)).ranks, known(tuple(order)).micro, GIVEN
     return Plan(
         dp, pp, micro, schedule, tuple(stages), recompute, exchange, bucket, updates, precision, overlap, blocks,
-        placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order)), key, chunks, pairs, tuple(spread),
+        placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order), tp), key, chunks, pairs, tuple(spread),
         tuple(order), slices=tuple(slices), zero=zero, shard=0 if shard == dp else shard,
         node=node, servers=servers, bound=tuple(bound), split=split, threshold=threshold, cycle=cycle, slice=slice,
-        credit=credit, fused=tuple(fused),
+        credit=credit, fused=tuple(fused), tp=tp, sequence=sequence,
     )  # fmt: skip
 
 
@@ -296,12 +311,12 @@ def usual_lines(plan: Plan) -> Lines:
 
 def usual_placement(plan: Plan) -> Placement:
     """The placement that a plan has where none is given."""
-    return table(plan.dp, usual_lines(plan))
+    return table(plan.dp, usual_lines(plan), plan.tp)
 
 
 def open_fields(request: Request) -> tuple[str, ...]:
     """The choices that a request leaves open."""
     given = {"memory", "spread", "placement", "order", "partition", "zero", "shard", "node"}
-    given |= {"servers", "bound", "split", *itertools.chain(*EXCHANGE_FIELDS.values())}
+    given |= {"servers", "bound", "split", "tp", "sequence", *itertools.chain(*EXCHANGE_FIELDS.values())}
     choices = [f.name for f in fields(request) if f.name not in given]
     return tuple(name for name in choices if getattr(request, name) is None)

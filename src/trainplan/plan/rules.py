@@ -15,6 +15,7 @@ from trainplan.plan.exchanges import check_exchange
 from trainplan.plan.order import GIVEN, known
 from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
 from trainplan.plan.served import check_served, check_served_model
+from trainplan.plan.sliced import check_sliced, check_sliced_model
 from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
 from trainplan.units import some
@@ -28,7 +29,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
         if word not in words and not (field == "schedule" and plan.order):
             why = f"{field} is one of {', '.join(words)}, not {word}"
             raise PlanError(asked, why, f"{field}={nearest(word, words, 1)}")
-    for field in ("dp", "pp", "micro", *(("bucket",) if plan.replicated else ())):
+    for field in ("dp", "pp", "micro", "tp", *(("bucket",) if plan.replicated else ())):
         if getattr(plan, field) < 1:
             raise PlanError(asked, f"{field} counts from 1, and is {getattr(plan, field)}", f"{field}=1")
     check_order(plan, asked)
@@ -38,6 +39,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     check_exchange(plan, asked)
     check_stages(plan, asked)
     check_served(plan, asked)
+    check_sliced(plan, asked)
     _devices(plan, asked, world)
     _batch(plan, asked, batch)
     return plan
@@ -201,6 +203,7 @@ def check_model(plan: Plan, profile: Profile) -> Plan:
     training forbids."""
     asked = f"plan {brief(plan)!r} for {profile.workload}"
     check_served_model(plan, profile, asked)
+    check_sliced_model(plan, profile, asked)
     if plan.exchange in DECIDED:
         check_decided_model(plan, profile)
     if plan.schedule != SLICED:
@@ -272,16 +275,17 @@ def _placement(plan: Plan, asked: str) -> None:
         sizes = ", ".join(str(len(pipeline)) for pipeline in plan.placement) or "none"
         why = f"a placement for this plan has {len(usual)} × {length} entries, and this one has {sizes}"
         raise PlanError(asked, why, default)
-    several = [stage for pipeline in plan.placement for stage in pipeline if len(stage) != 1]
-    if several:
-        raise PlanError(asked, f"a stage runs on one rank, and one is placed on {len(several[0])}", default)
+    others = [stage for pipeline in plan.placement for stage in pipeline if len(stage) != plan.tp]
+    if others:
+        why = f"a stage runs on {some(plan.tp, 'rank')}, and one is placed on {len(others[0])}"
+        raise PlanError(asked, why, default)
     ranks = [rank for pipeline in plan.placement for stage in pipeline for rank in stage]
     wanted = [rank for pipeline in usual for stage in pipeline for rank in stage]
     if sorted(set(ranks)) != sorted(set(wanted)):
         why = f"a placement uses every rank from 0 to {max(wanted)}, and this one uses {sorted(set(ranks))}"
         raise PlanError(asked, why, default)
     if plan.takes_any_table:  # but replicas are alike
-        first = [stage for (stage,) in plan.placement[0]]
+        first = [rank for stage in plan.placement[0] for rank in stage]
         wanted = [replica * plan.workers + rank for replica in range(plan.dp) for rank in first]
         if len(set(zip(ranks, wanted, strict=True))) != len(set(ranks)):
             raise PlanError(asked, "in every replica the same stages share a rank, and here they differ", default)

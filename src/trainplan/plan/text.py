@@ -38,7 +38,7 @@ from trainplan.units import GIB, KIB, MIB, parse_bytes, parse_seconds, some
 
 _SIZES = ("bucket", "memory", "threshold", "slice", "credit")
 _ORDER = (
-    "dp", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement", "recompute",
+    "dp", "tp", "sequence", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement", "recompute",
     "exchange", "node", "threshold", "cycle", "slice", "credit", "fused", "zero", "shard", "bucket", "updates",
     "precision", "overlap", "memory", "servers", "bound", "split",
 )  # fmt: skip
@@ -47,7 +47,7 @@ _USUAL: dict[str, object] = {
     "dp": 1, "pp": 1, "chunks": 1, "pairs": 1, "micro": 1, "schedule": "naive", "slices": (), "stages": (),
     "recompute": "none", "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on",
     "memory": None, "zero": 0, "shard": 0, "node": 0, "servers": 0, "bound": (), "split": SPLIT, "threshold": 0,
-    "cycle": 0.0, "slice": 0, "credit": 0, "fused": (),
+    "cycle": 0.0, "slice": 0, "credit": 0, "fused": (), "tp": 1, "sequence": "off",
 }  # fmt: skip
 
 
@@ -231,9 +231,9 @@ def _own_table(plan: Plan) -> tuple[int, ...] | None:
     """The rank of every stage within a replica, where it is not as usual and one line can say it."""
     if not plan.placement or plan.dp < 1 or plan.placement == usual_placement(plan):
         return None
-    own = tuple(stage[0] // plan.dp for stage in plan.placement[0] if stage)
+    own = tuple(stage[0] // (plan.dp * plan.tp) for stage in plan.placement[0] if stage)
     local = (own,) if plan.takes_any_table else renamed(usual_lines(plan), own)
-    return own if local is not None and table(plan.dp, local) == plan.placement else None
+    return own if local is not None and table(plan.dp, local, plan.tp) == plan.placement else None
 
 
 def _words(choices: Request | Plan, usual: dict[str, object]) -> str:

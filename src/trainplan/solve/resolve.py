@@ -213,7 +213,7 @@ def cuts(plan: Plan, cluster: Cluster, batch: int, tables: Tables, limit: float,
     ranges = tables.at(samples, plan.recompute)
     pace = ranges.pace(backend(cluster.backend).host_computes)
     stages = plan.wanted
-    on_rank = Counter(rank for line in plan.placement[: plan.lines] for (rank,) in line)
+    on_rank = Counter(rank for line in plan.placement[: plan.lines] for rank, *_ in line)
     shared = max(on_rank.values())
     pace_of = speeds(tables.profile, cluster)
     own = [pace_of[stage[0]] for stage in plan.placement[0]]

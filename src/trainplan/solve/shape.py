@@ -103,11 +103,11 @@ def _placed(sketch: Plan, table: tuple[int, ...], asked: str) -> Plan:
         if max(table) + 1 != sketch.pp:
             why = f"pp={sketch.pp}, and the table has {max(table) + 1} ranks"
             raise PlanError(asked, why, f"pp={max(table) + 1}, or leaving it out")
-        return replace(sketch, placement=placement(sketch.dp, (table,)))
+        return replace(sketch, placement=placement(sketch.dp, (table,), sketch.tp))
     lines = renamed(usual_lines(sketch), table)
     if lines is None:
         raise PlanError(asked, *other_table(sketch))
-    return replace(sketch, placement=placement(sketch.dp, lines))
+    return replace(sketch, placement=placement(sketch.dp, lines, sketch.tp))
 
 
 def micro_counts(sketch: Plan, batch: int) -> tuple[list[int], list[int]]:

@@ -51,6 +51,6 @@ def orders_of(plan: Plan) -> list[Order]:
         return given_orders(known(plan.order))
     if plan.wanted != plan.pp * plan.chunks:
         alone = SCHEDULES[plan.schedule](Size(plan.wanted, plan.micro))
-        return merged(alone, [plan.ranks(0).index(rank) for (rank,) in plan.placement[0]])
+        return merged(alone, [plan.ranks(0).index(rank) for rank, *_ in plan.placement[0]])
     slices = max(1, len(plan.slices))
     return SCHEDULES[plan.schedule](Size(plan.pp, plan.micro, plan.chunks, plan.pairs, slices, plan.spread))
