@@ -20,6 +20,7 @@ from trainplan.profile.device.known import model_of
 from trainplan.profile.device.model import Model
 from trainplan.profile.op import Op
 from trainplan.profile.profile import Block, Floats, Parameter, Profile, Provenance
+from trainplan.profile.recipes import recipes
 from trainplan.profile.roofline import (
     Speed,
     issue_seconds,
@@ -68,6 +69,7 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
     """The profile of what was traced, on a device."""
     base, update = found.base, found.update
     traces = [found.at(size) for size in sizes]
+    kinds, which = recipes(found)
     count = sum(p.count for p in base.parameters if p.trainable)
     known: dict[tuple[int, ...], dict[str, Floats]] = {}  # by identity of its traces, what a block costs
     blocks = []
@@ -77,7 +79,7 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
         if key not in known:
             known[key] = _passes(same, sizes, speed) | _slices(base, block, same[0], speed)
         run, issue = update_seconds(update.blocks[index], update.tensors[index], speed)
-        blocks.append(replace(block, **known[key], update_s=run, update_issue_s=issue))  # type: ignore[arg-type]
+        blocks.append(replace(block, **known[key], update_s=run, update_issue_s=issue, recipe=which[index]))  # type: ignore[arg-type]
     return replace(
         base,
         device=device.name,
@@ -91,6 +93,7 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
         blocks=_with_accumulation(blocks, base, speed),
         crossings=tuple(replace(c, saved_by=traces[0].saved_by.get(c.name, ())) for c in base.crossings),
         parameters=_ready(base.parameters, traces[-1], speed),
+        recipes=kinds,
         provenance=Provenance(
             machine=f"none: estimated for {device.name} {speed.words}",
             made=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -43,6 +43,7 @@ class Saved:
     def __init__(self, apart: Iterable[Tensor], bytes_of: Callable[[Tensor], int] = storage_bytes) -> None:
         self.inside: dict[int, int] = {}
         self.by: dict[str, set[int]] = {}
+        self.each: dict[int, list[tuple[int, int, bool]]] = {}  # of `inside`: storage, bytes, whether of fractions
         self._bytes_of = bytes_of
         self._apart = {_storage(tensor) for tensor in apart}
         self._crossing: dict[int, str] = {}  # storage → the crossing that it belongs to
@@ -53,16 +54,20 @@ class Saved:
     def block(self, index: int, made: Callable[[], dict[str, Tensor]]) -> Iterator[None]:
         """Count what is saved meanwhile for a block; `made()` are the crossings that it has made by the end."""
         saved: dict[int, int] = {}  # storage → bytes
+        fractions: set[int] = set()
 
         def pack(tensor: Tensor) -> Tensor:
             key = self._see(tensor)
             if key not in saved:
                 saved[key] = self._bytes_of(tensor)
+                if tensor.is_floating_point() and saved[key] >= storage_bytes(tensor):  # a mask counts as bytes
+                    fractions.add(key)
             return tensor.detach()  # without its graph: a node that holds its own output would never be freed
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             yield
         self.inside[index] = 0
+        self.each[index] = []
         for name, tensor in made().items():
             if self.crossing(name, tensor) and _storage(tensor) in saved:
                 # It may be a part of something larger, all of which is kept alive.
@@ -72,6 +77,7 @@ class Saved:
                 self.by[self._crossing[key]].add(index)
             elif key not in self._apart:
                 self.inside[index] += size
+                self.each[index].append((key, size, key in fractions))
 
     def crossing(self, name: str, tensor: Tensor) -> bool:
         """Let a crossing own its storage, unless something else does already."""

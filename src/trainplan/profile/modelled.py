@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,7 +63,9 @@ def in_one_piece(
     small, large = trace(captured, workload, SMALL, gpu), trace(captured, workload, LARGE, gpu)
     update = trace_update(captured, workload, {p.name for p in base.parameters if p.trainable}, gpu)
     if small.like(large):
-        return Traced(base, (small, large), update, lines=True)
+        base = replace(base, parameters=tuple(replace(p, sliced=p.name in small.cut) for p in base.parameters))
+        pair = (replace(small, cut=frozenset()), replace(large, cut=frozenset()))  # which has names of layers in it
+        return Traced(base, pair, update, lines=True)
     # A model that does other things for other batches: then every size is traced.
     return Traced(base, tuple(trace(captured, workload, size, gpu) for size in sizes), update, lines=False)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from trainplan import files
 from trainplan.errors import InputError
+from trainplan.profile.recipe import Recipe
 
 Floats = tuple[float, ...]  # one number for each micro-batch size of the profile
 
@@ -46,6 +47,15 @@ class Portion(NamedTuple):
 
 
 Amount = float | Portion  # whole samples, or a slice of some
+
+
+class Exchange(NamedTuple):
+    """A collective inside a pass of a block, of all ranks that share it."""
+
+    what: str  # all_reduce, reduce_scatter, all_gather
+    bytes_per_sample: float  # of the whole tensor
+    count: int = 1
+    hidden: bool = False  # goes on beside arithmetic that does not need it
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,12 @@ class Block:
     carried_bytes: float = 0.0
     slice_forward: Floats = ()
     slice_backward: Floats = ()
+    recipe: int = -1  # among the profile's recipes; -1: what it does is not known operator by operator
+    # Where ranks share it (`variant.py`): what they exchange inside a pass; and of a backward pass the seconds that are
+    # forward once more.
+    forward_talk: tuple[Exchange, ...] = ()
+    backward_talk: tuple[Exchange, ...] = ()
+    again_s: Floats = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +139,7 @@ class Parameter:
     bytes: int
     ready: float = 1.0  # share of the backward pass of its first block that is over when its gradient is there
     trainable: bool = True
+    sliced: bool = False  # each of the ranks that share a block has a slice of it
 
 
 @dataclass(frozen=True)
@@ -182,6 +199,10 @@ class Profile:
     convolutions_in: str = ""
     loss_bytes: float = 0.0  # a sample, that the loss keeps for backward besides what the model returned
     whole_sequences: str | None = UNKNOWN  # why its sequences cannot be cut into slices; None: they can
+    recipes: tuple[Recipe, ...] = ()  # what blocks do, operator by operator
+    tp: int = 1  # ranks that share every block; the profile is of one of them
+    sequence: str = "off"  # on: what they do not slice they share out by tokens
+    recompute: str = "none"  # selective: backward passes have the core of attention in them once more
 
     def __post_init__(self) -> None:
         sizes = len(self.samples)
@@ -280,6 +301,11 @@ class Profile:
     def parameters_of(self, first: int, last: int) -> tuple[Parameter, ...]:
         """The parameters that blocks first ≤ b < last use, in order of gradient arrival."""
         return tuple(p for p in self.parameters if any(first <= block < last for block in p.blocks))
+
+    @cached_property
+    def known_variants(self) -> dict[Any, Any]:
+        """Of this profile for ranks that share blocks, or for other precisions (`variant.py`)."""
+        return {}
 
     @cached_property
     def known_footprints(self) -> dict[Amount, Any]:

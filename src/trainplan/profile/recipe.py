@@ -68,3 +68,19 @@ class Recipe:
         """
         (a, b), (left, right) = self.samples, line
         return left + (right - left) * (samples - a) / (b - a)
+
+
+@dataclass(frozen=True)
+class Share:
+    """How ranks could share a traced block, for one micro-batch size; `Recipe` joins two of these."""
+
+    forward: tuple[str, ...] = ()  # of each operator, how it is cut
+    backward: tuple[str, ...] = ()
+    core: tuple[int, ...] = ()  # operators of forward
+    fractions: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())  # of the bytes of each operator, forward and back
+    kept: tuple[tuple[int, bool, bool, bool], ...] = ()  # bytes, and the words of `Kept`
+    rows: tuple[int, ...] = ()  # bytes
+    columns: tuple[int, ...] = ()
+    tokens: int = 0
+    divides: tuple[tuple[str, int], ...] = ()
+    whole: str = "nothing is known of its operators"

@@ -152,6 +152,12 @@ def plain_seconds(op: Op, speed: Speed) -> float:
     return max(arithmetic, traffic) + (CPU_OP_S if speed.is_cpu else KERNEL_S)
 
 
+def streaming(size: float, speed: Speed) -> float:
+    """Seconds in which so many bytes are read and written."""
+    rate = speed.model.memory_rate if speed.model is not None else speed.device.memory_rate * STREAM
+    return size / rate
+
+
 def issue_seconds(ops: Sequence[Op], passing: Pass, speed: Speed) -> float:
     """Seconds of the host that issues these operators in a pass; on a CPU the host is the device."""
     if speed.is_cpu:

@@ -28,7 +28,9 @@ from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved
 from trainplan.profile.op import Op
 from trainplan.profile.operators import Followed, Recorder
+from trainplan.profile.shares import share_of
 from trainplan.profile.subject import first_used
+from trainplan.profile.tape import Tape
 from trainplan.profile.traced import BlockTrace, Trace, UpdateTrace
 from trainplan.profile.update import state_bytes
 from trainplan.profile.walk import Walk
@@ -48,18 +50,30 @@ def trace(captured: Captured, workload: Workload, samples: int, gpu: bool = Fals
         recorder = Recorder(gpu)
         saved = Saved([*stage.parameters(), *stage.buffers(), *tensors(batch).values()], recorder.bytes_of)
         walk = Walk(captured, batch, workload.loss)
-        with _GpuAttention() if gpu else nullcontext(), recorder:
+        tape, made = Tape(recorder), []
+        with _GpuAttention() if gpu else nullcontext(), recorder, tape:
             paused = []
             for index, block in enumerate(passes):
+                tape.block = index
                 recorder.begin()
                 recorder.ops = block.forward
                 with saved.block(index, lambda i=index: walk.graphs[i].made):  # type: ignore[misc]
                     walk.forward(stage, index)
+                made.append({tape.seen(tensor).storage for tensor in walk.graphs[index].made.values()})
                 paused.append(recorder.pause())
                 walk.leave(index)
-            blocks = [_back(walk, stage, i, recorder, passes[i], paused.pop()) for i in reversed(range(len(passes)))]
-    found = tuple(replace(block, saved_bytes=saved.inside[i]) for i, block in enumerate(reversed(blocks)))
-    return Trace(samples, found, {name: tuple(sorted(users)) for name, users in saved.by.items()})
+            blocks = []
+            for index in reversed(range(len(passes))):
+                tape.block, tape.backward = index, True
+                blocks.append(_back(walk, stage, index, recorder, passes[index], paused.pop()))
+        weights = {tape.seen(parameter).storage: name for name, parameter in stage.named_parameters()}
+    found, cut = [], set[str]()
+    for index, block in enumerate(reversed(blocks)):
+        share, sliced = share_of(tape.of(index), weights, made[index], saved.each[index], samples)
+        found.append(replace(block, saved_bytes=saved.inside[index], share=share))
+        cut |= sliced
+    by = {name: tuple(sorted(users)) for name, users in saved.by.items()}
+    return Trace(samples, tuple(found), by, frozenset(cut))
 
 
 @dataclass

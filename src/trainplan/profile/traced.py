@@ -16,6 +16,7 @@ from itertools import accumulate
 
 from trainplan.profile.op import CONVOLUTIONS, Op
 from trainplan.profile.profile import Profile
+from trainplan.profile.recipe import Share
 from trainplan.profile.roofline import between as op_between
 
 
@@ -41,6 +42,7 @@ class BlockTrace:
     back: int = 0  # the moment at which the backward pass begins
     flowing: int = 0  # bytes of the gradients that go on to the blocks before
     gradients: tuple[int, ...] = ()  # bytes of the gradients of weights that the backward pass makes
+    share: Share = Share()  # noqa: RUF009 (frozen): what of it a rank does where several share it
 
     @property
     def identity(self) -> int:
@@ -88,6 +90,7 @@ class Trace:
     samples: int
     blocks: tuple[BlockTrace, ...]
     saved_by: dict[str, tuple[int, ...]]  # crossing → blocks whose backward needs it
+    cut: frozenset[str] = frozenset()  # parameters of which ranks that share blocks have slices
 
     def like(self, other: Trace) -> bool:
         """Whether the same operators run, on other sizes."""
