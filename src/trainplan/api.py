@@ -30,6 +30,7 @@ from trainplan.situation import (
     profile_for,
     profile_here,
     ranks,
+    runnable,
     situation,
     torch_device,
 )
@@ -253,6 +254,7 @@ def run(
         "save_every": save_every,
         "seed": seed,
     }
+    plan = runnable(plan)
     check_request(out, **fields)  # before a profile is measured, which takes its time
     s = situation(model, cluster, batch, profile, (), compile, parts(inputs, loss, optimizer), runs=True)
     chosen, there = plan_for(plan, s)
@@ -283,6 +285,7 @@ def compare(
     from trainplan.report.answers import Compared
     from trainplan.starting import run_here
 
+    plan = runnable(plan)
     check_request(out)
     s = situation(model, cluster, batch, profile, (), False, parts(inputs, loss, optimizer), runs=True)
     chosen, there = plan_for(plan, s)
@@ -385,17 +388,16 @@ def build(
     from trainplan.engine.trainer import build as assemble
     from trainplan.engine.world import join
     from trainplan.plan.plan import Plan
-    from trainplan.plan.text import parse
     from trainplan.profile.estimate import estimate
     from trainplan.solve.resolve import resolve
     from trainplan.workload.load import load
 
+    plan = runnable(plan)
     given = {"loss": loss, "optimizer": optimizer, "inputs": inputs, "batch": batch, **fields}
     workload = load(model, **{key: value for key, value in given.items() if value is not None})
     world = join(backend)[1] if "WORLD_SIZE" in os.environ else 1
     if not isinstance(plan, Plan):
-        request = parse(plan) if isinstance(plan, str) else plan
         there = parse_cluster(ranks(world, device))
-        plan = resolve(request, estimate(workload, there.device(0)), there, workload.batch)
+        plan = resolve(plan, estimate(workload, there.device(0)), there, workload.batch)
     own = model if isinstance(model, nn.Module) else None
     return assemble(plan, workload, backend=backend, device=device, seed=seed, compiled=compiled, model=own)

@@ -175,6 +175,16 @@ def plan_for(plan: str | Plan | Request, s: Situation) -> tuple[Plan, Cluster]:
     return resolve(request, s.profile, s.cluster, s.batch), limited(s.cluster, request.memory)
 
 
+def runnable(plan: str | Plan | Request) -> Plan | Request:
+    """What is asked, refused where it can only be predicted."""
+    from trainplan.plan.sliced import check_runs
+    from trainplan.plan.text import parse
+
+    asked = parse(plan) if isinstance(plan, str) else plan
+    check_runs(asked)
+    return asked
+
+
 def name_of(s: Situation) -> str:
     """The name by which the processes of a run load the model."""
     if not s.workload or s.workload.startswith("module:"):

@@ -41,6 +41,7 @@ from trainplan.plan.plan import Plan
 from trainplan.plan.rules import check as check_plan
 from trainplan.plan.rules import check_model, micro_batches, split
 from trainplan.plan.served import ASYNCHRONOUS
+from trainplan.plan.sliced import check_runs
 from trainplan.plan.text import brief
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
@@ -93,6 +94,7 @@ class Trainer:
         self.device = torch.device(device)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         world = dist.get_world_size() if dist.is_initialized() else 1
+        check_runs(plan)
         if plan.world != world:
             raise PlanError(f"plan {brief(plan)!r}", f"it needs {plan.world} ranks, and {world} were started")
         self.is_asynchronous = plan.exchange in ASYNCHRONOUS

@@ -244,6 +244,11 @@ class Plan:
         return self._groups[rank]
 
     @cached_property
+    def leaders(self) -> tuple[int, ...]:
+        """The first rank of every group that shares stages: all ranks that compute, where none are shared."""
+        return tuple(sorted({stage[0] for pipeline in self.placement for stage in pipeline}))
+
+    @cached_property
     def _groups(self) -> dict[int, tuple[int, ...]]:
         return {rank: stage for pipeline in self.placement for stage in pipeline for rank in stage}
 
@@ -291,8 +296,8 @@ def plan(
         pp, micro, schedule = known(tuple(order)).ranks, known(tuple(order)).micro, GIVEN
     return Plan(
         dp, pp, micro, schedule, tuple(stages), recompute, exchange, bucket, updates, precision, overlap, blocks,
-        placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order), tp), key, chunks, pairs, tuple(spread),
-        tuple(order), slices=tuple(slices), zero=zero, shard=0 if shard == dp else shard,
+        placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order), tp), key, chunks, pairs,
+        tuple(spread), tuple(order), slices=tuple(slices), zero=zero, shard=0 if shard == dp else shard,
         node=node, servers=servers, bound=tuple(bound), split=split, threshold=threshold, cycle=cycle, slice=slice,
         credit=credit, fused=tuple(fused), tp=tp, sequence=sequence,
     )  # fmt: skip

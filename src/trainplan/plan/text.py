@@ -38,9 +38,9 @@ from trainplan.units import GIB, KIB, MIB, parse_bytes, parse_seconds, some
 
 _SIZES = ("bucket", "memory", "threshold", "slice", "credit")
 _ORDER = (
-    "dp", "tp", "sequence", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement", "recompute",
-    "exchange", "node", "threshold", "cycle", "slice", "credit", "fused", "zero", "shard", "bucket", "updates",
-    "precision", "overlap", "memory", "servers", "bound", "split",
+    "dp", "tp", "sequence", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement",
+    "recompute", "exchange", "node", "threshold", "cycle", "slice", "credit", "fused", "zero", "shard", "bucket",
+    "updates", "precision", "overlap", "memory", "servers", "bound", "split",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {

@@ -36,17 +36,21 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
         """Of a class that stands for all replicas: those of all of them, the first one first."""
         replicas = range(program.replicas)
         if c.kind in PER_REPLICA:
+            if plan.tp > 1:  # all ranks of a replica take part
+                return [all_reduce(cluster, c.members, c.bytes)]
             pipelines = [tuple(sorted({plan.rank(r, s) for s in range(plan.depth)})) for r in replicas]
             return [all_reduce(cluster, ranks, c.bytes) for ranks in (pipelines if len(replicas) > 1 else [c.members])]
         if SPECS[c.kind].collective:
             if c.by in BY_ROUNDS:
                 return [summed(cluster, c)]
             how = _COLLECTIVE.get(c.kind, all_reduce)
-            return [how(cluster, members, c.bytes) for members in _beside(plan, program, c)]
-        if len(replicas) == 1 or not cards_between(cluster, c.rank, c.peer):
-            return [message(cluster, c.rank, c.peer, c.bytes)]
-        here, there = stage[c.rank], stage[c.peer]
-        return [message(cluster, plan.rank(r, here), plan.rank(r, there), c.bytes) for r in replicas]
+            groups = [group for members in _beside(plan, program, c) for group in _slices(plan, members)]
+            return [how(cluster, members, c.bytes) for members in groups]
+        pairs = [(c.rank, c.peer)]
+        if len(replicas) > 1 and cards_between(cluster, c.rank, c.peer):
+            here, there = stage[c.rank], stage[c.peer]
+            pairs = [(plan.rank(r, here), plan.rank(r, there)) for r in replicas]
+        return [message(cluster, a, b, c.bytes) for pair in pairs for a, b in _slices(plan, pair)]
 
     found = [_together(talks(c)) if c.kind in _TALKS else _NOTHING for c in program.classes]
     found = [
@@ -72,6 +76,13 @@ def _at_ports(c: CostClass, cluster: Cluster, lead: float, cards: Shares) -> tup
     first = 2 * len(cluster.nodes)
     ports = {first + 2 * c.rank: 1.0, first + 2 * c.peer + 1: 1.0}
     return (lead if cards else message(cluster, c.rank, c.peer, 0).seconds), {**cards, **ports}
+
+
+def _slices(plan: Plan, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The ranks that have the first slice of some stages, then those that have the second, and so on."""
+    if plan.tp == 1:
+        return [ranks]
+    return list(zip(*(plan.slicers(rank) for rank in ranks), strict=True))
 
 
 def _beside(plan: Plan, program: Program, c: CostClass) -> list[tuple[int, ...]]:

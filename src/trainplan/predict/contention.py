@@ -98,10 +98,14 @@ def contention(plan: Plan, cluster: Cluster, fold: bool) -> Contention:
     >>> contention(plan(dp=4, pp=2, schedule="gpipe"), cluster("2x4xTitanRTX"), fold=True).stands.tolist()
     [[4, 0], [0, 4]]
     """
-    copies = [plan.ranks(replica) for replica in range(plan.dp)] if fold else [tuple(range(plan.world))]
+    everybody = (*plan.leaders, *range(plan.workers, plan.world))
+    copies = [plan.ranks(replica) for replica in range(plan.dp)] if fold else [everybody]
     node = np.array([[cluster.node_of(rank) for rank in copy] for copy in copies], dtype=np.int64)
     stands = np.zeros((len(cluster.nodes), node.shape[1]), dtype=np.int64)
-    np.add.at(stands, (node, np.arange(node.shape[1])), 1)
+    for copy in copies:  # a rank stands for its copies, and for those that share its stages with it
+        for place, rank in enumerate(copy):
+            for other in plan.slicers(rank) if plan.tp > 1 else (rank,):
+                stands[cluster.node_of(other), place] += 1
     table = np.array(cluster.contention or (1.0,))
     return Contention(table[np.minimum(np.arange(stands.sum(axis=1).max()), len(table) - 1)], node[0], stands)
 

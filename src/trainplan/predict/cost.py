@@ -18,6 +18,11 @@ from trainplan.program.lower.backend import backend
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.program import CostClass, Program
 
+_TALKS = {
+    "all_reduce": collectives.all_reduce,
+    "reduce_scatter": collectives.reduce_scatter,
+    "all_gather": collectives.all_gather,
+}
 EMPTYING = 0.7  # a bucket takes as long as this share of adding to it (CPU, 24 MB: 1.4 against 2.0 ms)
 
 
@@ -45,7 +50,7 @@ def _forward(c: CostClass, s: Setting) -> tuple[float, float]:
     run = s.profile.total("forward_s", c.first, c.last, c.samples)
     issue = s.profile.total("forward_issue_s", c.first, c.last, c.samples)
     start = s.cluster.dispatch_s if c.since == 0 else 0.0  # as of a backward pass
-    return run * s.slower(c.rank), issue + start
+    return run * s.slower(c.rank) + talking(c, s), issue + start
 
 
 def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -55,7 +60,18 @@ def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
     share = c.until - c.since
     # However many pieces it is cut into for the program, the engine starts a backward pass once.
     start = s.cluster.dispatch_s if c.since == 0 else 0.0
-    return run * share * s.slower(c.rank), issue * share + start
+    return run * share * s.slower(c.rank) + talking(c, s), issue * share + start
+
+
+def talking(c: CostClass, s: Setting) -> float:
+    """Seconds that the ranks that share the blocks of a pass exchange inside it."""
+    if not c.inside:
+        return 0.0
+    seconds = sum(
+        part.times * _TALKS[part.what](s.cluster, c.sharing, part.bytes).seconds for part in c.inside if not part.hidden
+    )
+    # A forward pass says with `since` and `until` which blocks it is of, a backward pass which share of these.
+    return seconds * (c.until - c.since if c.kind is Kind.B else 1.0)
 
 
 def _accumulation(c: CostClass, s: Setting) -> float:
@@ -163,6 +179,12 @@ RULES: dict[Kind, Rule] = {
     Kind.TICK: _tick,
     Kind.NEGOTIATE: _sum,
 }
+
+
+def inside(program: Program, setting: Setting) -> NDArray[np.float64]:
+    """Of every operation of a program, the seconds in which ranks that share blocks exchange something inside it."""
+    table = np.array([talking(c, setting) for c in program.classes], dtype=np.float64)
+    return np.asarray(table[program.cost])
 
 
 def costs(program: Program, setting: Setting) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

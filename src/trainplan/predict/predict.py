@@ -18,10 +18,11 @@ from trainplan.predict.accuracy import Accuracy, known_error
 from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
 from trainplan.predict.contention import alike, contention
-from trainplan.predict.cost import Setting, costs
+from trainplan.predict.cost import Setting, costs, inside
 from trainplan.predict.decided import expected_agendas
 from trainplan.predict.flows import Flows
 from trainplan.predict.memory import Peak, peaks
+from trainplan.predict.planned import planned
 from trainplan.predict.speeds import speeds
 from trainplan.predict.utilisation import utilisation
 from trainplan.profile.profile import Profile
@@ -36,6 +37,7 @@ from trainplan.program.wiring import Wiring, wire
 
 # Kept free on every device: allocator rounding and fragmentation, which the program does not see.
 MEMORY_MARGIN = 0.06
+INSIDE = "INSIDE"  # in seconds by kind: exchanges inside passes, of ranks that share blocks
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Prediction:
 def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = None, keep: bool = False) -> Prediction:
     """What a plan will do on a cluster. `keep`: the timeline stays with the prediction."""
     batch = batch or profile.batch
+    profile = planned(plan, profile, cluster)
     pace = speeds(profile, cluster)
     if plan.world > cluster.world:
         why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
@@ -116,15 +119,18 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     lanes = np.array([SPECS[kind].lane for kind in Kind])
     talk = lanes[program.kind] != Lane.COMPUTE
     free[talk] = 0.0
+    spoken = inside(program, setting)
+    free -= spoken
     unhindered = step_seconds(play(program, free, np.where(talk, 0.0, issue), None, wiring))
     found = peaks(played)
-    if fold:  # to the user a rank is one of the cluster, also where only the first replica was played
-        found = [replace(peak, rank=plan.ranks(0)[peak.rank]) for peak in found]
+    if fold or plan.tp > 1:  # to the user a rank is one of the cluster, also where it stands for others
+        ranks = plan.ranks(0) if fold else plan.leaders
+        found = [replace(peak, rank=ranks[peak.rank]) for peak in found]
     place = [cluster.device(peak.rank) for peak in found]
     limits = [int(device.memory_bytes * (1 - MEMORY_MARGIN)) for device in place]
     used = [peak.bytes + device.context_bytes for peak, device in zip(found, place, strict=True)]
     worst = int(np.argmax([u / limit for u, limit in zip(used, limits, strict=True)]))
-    busy = compute_seconds(played) / program.steps
+    busy = (compute_seconds(played) - np.bincount(program.rank, spoken, program.world)) / program.steps
     arithmetic = utilisation(profile, cluster, plan.world, batch, step_s)
     steps_per_epoch = -(-profile.samples_per_epoch // batch)
     epoch_s = steps_per_epoch * step_s + max(0.0, played.makespan - program.steps * step_s)
@@ -138,7 +144,7 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
         mfu=arithmetic.share, mfu_note=arithmetic.note, price_per_epoch=price or None,
         profile=f"{profile.kind}{scaled}, {'compiled' if profile.compiled else 'eager'}",
         error=known_error(plan, profile.kind + scaled, profile.device, profile.compiled),
-        seconds_by_kind=_by_kind(played), device=profile.device, batch=batch,
+        seconds_by_kind=_by_kind(played, spoken), device=profile.device, batch=batch,
         peaks=tuple(found), played=played if keep else None,
     )  # fmt: skip
 
@@ -155,7 +161,7 @@ def _beside_others(plan: Plan, program: Program, alone: Setting, wiring: Wiring,
         played = play(program, *costs(program, alone), cluster.slowdown, wiring, flows)
         slowed = company.found(played, step_seconds(played))
     by_rank = np.ones(cluster.world)
-    by_rank[list(plan.ranks(0) if fold else range(plan.world))] = slowed
+    by_rank[list(plan.ranks(0) if fold else (*plan.leaders, *range(plan.workers, plan.world)))] = slowed
     return replace(alone, contention=tuple(by_rank.tolist()))
 
 
@@ -247,11 +253,13 @@ def _meet_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
     return True
 
 
-def _by_kind(played: Played) -> dict[str, float]:
+def _by_kind(played: Played, spoken: np.ndarray) -> dict[str, float]:
     program = played.program
-    spent = (played.end - played.start) * program.replicas / program.steps
+    many = program.replicas * program.slicers / program.steps
+    spent = (played.end - played.start - spoken) * many
     sizes = np.array([len(group) for group in program.groups] or [1], dtype=np.float64)
     weight = np.where(program.group >= 0, sizes[np.maximum(program.group, 0)], 1.0)  # once for each member
     total = np.bincount(program.kind, weights=spent * weight, minlength=len(Kind))
     count = np.bincount(program.kind, minlength=len(Kind))
-    return {kind.name: float(total[kind]) for kind in Kind if count[kind]}
+    found = {kind.name: float(total[kind]) for kind in Kind if count[kind]}
+    return {**found, INSIDE: float(spoken.sum()) * many} if program.slicers > 1 else found

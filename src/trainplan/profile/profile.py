@@ -54,7 +54,7 @@ class Exchange(NamedTuple):
 
     what: str  # all_reduce, reduce_scatter, all_gather
     bytes_per_sample: float  # of the whole tensor
-    count: int = 1
+    times: int = 1
     hidden: bool = False  # goes on beside arithmetic that does not need it
 
 
@@ -203,6 +203,7 @@ class Profile:
     tp: int = 1  # ranks that share every block; the profile is of one of them
     sequence: str = "off"  # on: what they do not slice they share out by tokens
     recompute: str = "none"  # selective: backward passes have the core of attention in them once more
+    varied: bool = False  # it is a variant of another (`variant.py`)
 
     def __post_init__(self) -> None:
         sizes = len(self.samples)

@@ -39,11 +39,11 @@ def share_of(
 
 
 def _bytes(seen: Seen) -> int:
-    return seen.count * seen.item
+    return seen.elements * seen.item
 
 
 def _fraction(step: Step) -> float:
     """How much of what an operator reads and writes are numbers with a fraction."""
-    sizes = [(seen.count * seen.item, seen.number) for seen in (*step.reads, *step.writes)]
+    sizes = [(seen.elements * seen.item, seen.number) for seen in (*step.reads, *step.writes)]
     total = sum(size for size, _ in sizes)
     return sum(size for size, number in sizes if number) / total if total else 1.0

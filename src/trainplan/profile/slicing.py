@@ -108,7 +108,7 @@ def _attempt(
                 reaches.update(dict.fromkeys(of[given.storage], True))
                 continue
         if step.name == "embedding" and step.reads[0].storage in weights:
-            grows = step.reads[1].count % samples == 0 and step.reads[1].count >= samples > 1
+            grows = step.reads[1].elements % samples == 0 and step.reads[1].elements >= samples > 1
             if grows and step.reads[1].shape[0] == samples:
                 embeddings.append((step.reads[0].shape[0], step.reads[0].storage, step.writes[0]))
             continue
@@ -117,13 +117,15 @@ def _attempt(
         if step.name in LOSS:
             rows = step.reads[0].shape
             found.vocabulary |= origins
-            found.tokens = step.reads[0].count // rows[-1]
+            found.tokens = step.reads[0].elements // rows[-1]
             for weight_key in origins:
                 through[weight_key] = {("vocabulary", rows[-1])}
                 reaches[weight_key] = True
             continue  # what follows belongs to the loss
-        widest = max((s.count for s in step.writes), default=0)
-        meets = [s for s in step.reads if not of.get(s.storage) and s.storage not in weights and s.count >= widest > 1]
+        widest = max((s.elements for s in step.writes), default=0)
+        meets = [
+            s for s in step.reads if not of.get(s.storage) and s.storage not in weights and s.elements >= widest > 1
+        ]
         if step.name not in FRIENDLY or (meets and step.name not in ATTENTION | BATCHED and step.writes):
             what = "a norm or another operator over all of it" if step.name not in FRIENDLY else "a residual connection"
             failed.update(dict.fromkeys(origins, f"what it writes goes into {step.name}, {what}"))

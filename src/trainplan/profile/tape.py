@@ -21,7 +21,7 @@ class Seen(NamedTuple):
     """A tensor that an operator reads or writes."""
 
     storage: int
-    count: int  # elements
+    elements: int
     shape: tuple[int, ...]
     number: bool  # with a fraction
     item: int  # bytes of an element

@@ -78,7 +78,8 @@ def _variant(profile: Profile, device: Device, choice: Choice) -> Profile:
         tp=choice.tp,
         sequence="on" if choice.sequence else "off",
         recompute="selective" if choice.selective else "none",
-        recipes=(),  # a variant is not varied again
+        recipes=(),
+        varied=True,
         whole_sequences=profile.whole_sequences if choice.tp == 1 else "ranks that share blocks take sequences whole",
     )
 
@@ -191,7 +192,6 @@ class _Made:
         again = [issue * self.again for issue in block.forward_issue_s]
         return replace(
             block,
-            flops=block.flops / self.choice.tp,
             forward_s=self.forward_s,
             backward_s=self.backward_s,
             backward_issue_s=tuple(a + b for a, b in zip(block.backward_issue_s, again, strict=True)),
@@ -225,9 +225,8 @@ def sliced(op: Op, work: Work, choice: Choice, numbers: float = 1.0) -> Op:
     if work.cut in ("rows", "inner", "columns") and len(op.shape) == 3:
         rows, inner, columns = op.shape
         batch = op.flops / (2.0 * rows * inner * columns)
-        shape = (rows, inner, columns)
         place = ("rows", "inner", "columns").index(work.cut)
-        cut = (*shape[:place], shape[place] // choice.tp, *shape[place + 1 :])
+        cut = tuple(size // choice.tp if at == place else size for at, size in enumerate(op.shape))
         before = rows * inner + inner * columns, rows * columns
         after = cut[0] * cut[1] + cut[1] * cut[2], cut[0] * cut[2]
         read, written = (size * new / old for size, new, old in zip((op.read, op.written), after, before, strict=True))

@@ -70,6 +70,15 @@ class Ragged:
         return Ragged(start, np.array([item for row in rows for item in row], dtype=np.int64))
 
 
+class Inside(NamedTuple):
+    """Collectives inside a pass, of the ranks that share its blocks: part of the operation, and communication."""
+
+    what: str  # all_reduce, reduce_scatter, all_gather
+    bytes: int  # of the whole tensor
+    times: int
+    hidden: bool = False  # beside arithmetic that does not need it
+
+
 class CostClass(NamedTuple):
     """What decides how long an operation takes."""
 
@@ -95,6 +104,8 @@ class CostClass(NamedTuple):
     summed: int = 0  # of a step: how many workers' gradients are added to those of the first
     seconds: float = 0.0  # that were asked for: of a cycle
     background: bool = False  # of a sum: a thread of its own takes care of it, and not the host
+    sharing: tuple[int, ...] = ()  # of a pass: the ranks of the cluster that share its blocks
+    inside: tuple[Inside, ...] = ()  # what these exchange meanwhile
 
 
 @dataclass(frozen=True)
@@ -161,6 +172,7 @@ class Program:
     title: str = ""
     # Of asynchronous servers: how far a worker may be ahead, at least and at most, and go on (`staleness.py`).
     bound: tuple[int, int] | None = None
+    slicers: int = 1  # how many ranks each rank here stands for, where they share stages and do the same at once
 
     def __len__(self) -> int:
         return len(self.kind)

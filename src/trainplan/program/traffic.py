@@ -14,6 +14,8 @@ from trainplan.program.exchanges.rounds import sent as sent_in
 from trainplan.program.ops import SENDS, SHARED_OUT, SPECS, Kind
 from trainplan.program.program import Ints, Program
 
+_AROUND = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}  # times that a ring goes round
+
 
 def sent(program: Program, op: int) -> dict[int, int]:
     """Bytes that each rank sends for an operation; ranks that send nothing are left out. (Of the ranks of the cluster,
@@ -21,9 +23,13 @@ def sent(program: Program, op: int) -> dict[int, int]:
     kind = Kind(int(program.kind[op]))
     if kind in SENDS:
         return {int(program.rank[op]): int(program.bytes[op])}
+    c = program.classes[int(program.cost[op])]
+    if c.inside:  # what ranks that share a pass exchange inside it, all of them alike
+        ranks, share = len(c.sharing), c.until - c.since if kind is Kind.B else 1.0
+        each = {part: _AROUND[part.what] * (ranks - 1) / ranks * part.bytes * part.times for part in c.inside}
+        return dict.fromkeys(c.sharing, round(share * sum(each.values())))
     if not SPECS[kind].collective:
         return {}
-    c = program.classes[int(program.cost[op])]
     if kind in SHARED_OUT:
         ranks = len(c.members)
         return dict.fromkeys(c.members, c.bytes // ranks * (ranks - 1))
@@ -33,7 +39,10 @@ def sent(program: Program, op: int) -> dict[int, int]:
 
 def sent_by_rank(program: Program) -> Ints:
     """Bytes that each rank sends a step."""
-    total = np.zeros(program.world, dtype=np.int64)
+    ranks = max(
+        program.world * program.slicers, 1 + max((max(c.sharing, default=0) for c in program.classes), default=0)
+    )
+    total = np.zeros(ranks, dtype=np.int64)
     for op in range(len(program)):
         for rank, size in sent(program, op).items():
             total[rank] += size

@@ -10,7 +10,9 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.plan.exchanges import BY_BACKEND
 from trainplan.plan.rules import splits_backward
 from trainplan.plan.served import SERVED
+from trainplan.plan.sliced import SELECTIVE
 from trainplan.plan.text import brief
+from trainplan.predict.planned import planned
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
@@ -85,6 +87,7 @@ class Explanation:
 def explain(prediction: Prediction, profile: Profile, cluster: Cluster) -> Explanation:
     """Put a prediction into words."""
     plan = prediction.plan
+    profile = planned(plan, profile, cluster)
     layout = Layout(plan, profile, prediction.batch, backend(cluster.backend), tuple(range(plan.dp)))
     return Explanation(
         plan=brief(plan),
@@ -100,20 +103,27 @@ def _headline(layout: Layout, cluster: Cluster) -> str:
     own = sum(sizes[0])
     if plan.world == 1:
         words = f"one device takes the whole batch of {own} {layout.profile.sample}s"
+    elif plan.pp == 1 and plan.dp == 1:
+        words = f"one model takes the whole batch of {own} {layout.profile.sample}s"
     elif plan.pp == 1:
         words = f"{plan.dp} replicas of the whole model, each takes {own} of {layout.batch} {layout.profile.sample}s"
     else:
         chain = f"a pipeline of {plan.depth} stages"
-        if plan.world != plan.depth * plan.dp:
+        if plan.world != plan.depth * plan.dp * plan.tp:
             chain += f" on {plan.world // plan.dp} ranks"
         words = chain if plan.dp == 1 else f"{plan.dp} replicas of {chain}, each takes {own} of {layout.batch} samples"
     if plan.micro > 1:
         words += f", in {plan.micro} micro-batches of {sizes[0][0]}"
         words += f" to {sizes[-1][-1]}" if sizes[-1][-1] != sizes[0][0] else ""
+    if plan.tp > 1:
+        words += f"; every stage is shared by {plan.tp} ranks, with slices of its weights"
+        words += ", and what they do not slice they share out by tokens" if plan.sequence == "on" else ""
     if plan.slices:
         words += f", each sequence in {len(plan.slices)} slices of {max(plan.slices)} to {min(plan.slices)} tokens"
     if plan.pp > 1:
         words += f"; {_ORDERS[plan.schedule]}"
+    if plan.recompute == SELECTIVE:
+        words += "; the core of attention is computed once more before its backward"
     if layout.recomputes:
         words += "; only the inputs of blocks are kept, and every block runs forward once more before its backward"
         words += "" if layout.recomputed.all() else f" (but for the last {'slice' if plan.slices else 'micro-batch'})"
@@ -127,9 +137,10 @@ def _stage(prediction: Prediction, layout: Layout, cluster: Cluster, stage: int)
     first, last = plan.bounds[stage]
     samples = layout.sizes[0][0]
     ranks = plan.replicas_of(stage)
-    whole = len(prediction.peaks) == plan.world  # or one replica stands for all
+    whole = len(prediction.peaks) * plan.tp == plan.world  # or one replica stands for all
     place = plan.ranks(0).index(ranks[0])
-    own = [prediction.peaks[rank] for rank in ranks] if whole else [prediction.peaks[place]]
+    # Of ranks that share a stage the first stands for all.
+    own = [prediction.peaks[rank // plan.tp] for rank in ranks] if whole else [prediction.peaks[place]]
     peak = max(own, key=lambda p: p.bytes)
     device = cluster.device(ranks[0])
     forward = profile.total("forward_s", first, last, samples)
@@ -176,6 +187,7 @@ def _moves(layout: Layout, cluster: Cluster) -> list[str]:
             f"stage {edge.source} → {edge.target}: {tensors}{gib(there)} forward and {gib(back)} back for every "
             f"micro-batch, {gib((there + back) * plan.micro)} a step, over {link.name} {gb_per_s(link.rate)}"
         )
+    lines += _inside(layout)
     for stage, buckets in enumerate(layout.buckets):
         if buckets:
             lines.append(_exchange(layout, stage, buckets))
@@ -187,6 +199,23 @@ def _moves(layout: Layout, cluster: Cluster) -> list[str]:
             f"tied weights {', '.join(tie.names)}: {gib(tie.bytes)} of gradients summed over {_ranks(ranks)} "
             "after the last backward"
         )
+    return lines
+
+
+def _inside(layout: Layout) -> list[str]:
+    """What ranks that share a stage exchange inside its passes."""
+    plan, profile, lines = layout.plan, layout.profile, []
+    for stage, bounds in enumerate(plan.bounds if plan.tp > 1 else ()):
+        talk = [
+            part for block in profile.blocks[slice(*bounds)] for part in (*block.forward_talk, *block.backward_talk)
+        ]
+        if not talk:
+            continue
+        where = f"stage {stage}: " if plan.pp > 1 else ""
+        size = sum(part.bytes_per_sample * part.times for part in talk) * sum(layout.sizes[0])
+        count = sum(part.times for part in talk) * plan.micro
+        ranks = _ranks(plan.slicers(plan.rank(0, stage)))
+        lines.append(f"{where}{gib(size)} a step in {some(count, 'exchange')} of {ranks}, inside passes")
     return lines
 
 

@@ -28,6 +28,7 @@ from trainplan.plan import rules
 from trainplan.plan.order import known
 from trainplan.plan.plan import Plan, Request, open_fields
 from trainplan.plan.text import brief, settled
+from trainplan.predict.planned import planned
 from trainplan.predict.predict import Prediction, predict
 from trainplan.predict.speeds import speeds
 from trainplan.profile.profile import Profile
@@ -68,6 +69,9 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
     sketch = shape(request, len(profile.blocks), cluster.world, batch, a_node)
     sketch = on_nodes(sketch, request.node, cluster)
     sketch = begun(sketch, request, profile, cluster, batch)
+    if planned(sketch, profile, cluster) is not profile:  # ranks share blocks, or compute in another precision
+        profile = planned(sketch, profile, cluster)
+        tables = Tables(profile)
     left = open_fields(request)
     if request.partition is not None:
         return _by_name(request, sketch, cluster, batch, tables)

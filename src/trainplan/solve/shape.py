@@ -27,6 +27,7 @@ from trainplan.plan.rules import (
     takes_slices,
 )
 from trainplan.plan.served import AT_ROOT, AT_SERVERS, ROOT_BUCKET, USUAL_BOUND, check_served
+from trainplan.plan.sliced import check_sliced
 from trainplan.plan.text import brief, settled
 from trainplan.units import some
 
@@ -50,7 +51,7 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
     request = settled(request, f"plan {brief(request)!r}")
     own = request.placement or ()
     pp, dp, spread = request.pp, request.dp, request.spread or ()
-    servers = request.servers
+    servers, tp = request.servers, request.tp or 1
     if servers is None:
         servers = 1 if request.exchange in AT_SERVERS else 0
     exchange = request.exchange or ("ps-bsp" if servers else "all-reduce")
@@ -64,9 +65,9 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
         pp = -(-(len(request.stages) + 1) // chunks)
     if dp is None:
         exchanges = request.exchange is not None or request.bucket is not None or bool(request.zero) or servers > 0
-        dp = max(1, min((world - servers) // (pp or 1), batch)) if exchanges else 1
+        dp = max(1, min((world - servers) // ((pp or 1) * tp), batch)) if exchanges else 1
     if pp is None:
-        pp = max(1, min(world // dp, blocks // chunks)) if request.schedule or request.partition else 1
+        pp = max(1, min(world // (dp * tp), blocks // chunks)) if request.schedule or request.partition else 1
         if (request.schedule or "").startswith("chimera") and pp > 1:
             pp -= pp % 2  # two directions meet in the middle
     sketch = plan(
@@ -80,6 +81,7 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
         updates=request.updates or "sync", precision=request.precision or "fp32", overlap=request.overlap or "on",
         blocks=blocks, key=request.key, order=request.order or (), zero=request.zero or 0,
         shard=request.shard or (_hybrid(dp, inside) if request.key == "hsdp" else 0),
+        tp=tp, sequence=request.sequence or "off",
     )  # fmt: skip
     if own:
         sketch = _placed(sketch, own, f"plan {brief(request)!r}")
@@ -146,7 +148,10 @@ def _refuse(request: Request, sketch: Plan, world: int, batch: int) -> None:
         parts = f"{some(dp, 'worker')} and {some(sketch.servers, 'server')}"
         fewer = f"dp={max(1, world - sketch.servers)} servers={max(1, min(sketch.servers, world - 1))}"
         raise PlanError(asked, f"{parts} are {sketch.world} devices, and there are {world}", fewer)
-    if dp * own > world:
+    if dp * own * sketch.tp > world:
+        if sketch.tp > 1:
+            why = f"it needs {dp} × {own} × {sketch.tp} = {sketch.world} devices, and there are {world}"
+            raise PlanError(asked, why, f"dp={max(1, world // (own * sketch.tp))} tp={min(sketch.tp, world)}")
         fewer = f"dp={max(1, world // pp)} pp={pp}" if pp <= world else f"pp={world}"
         if pp > world and (request.order or request.placement):
             fewer = f"{'an order of work' if request.order else 'a placement'} for {some(world, 'rank')}"
@@ -170,5 +175,6 @@ def _together(request: Request, sketch: Plan, asked: str) -> None:
     check_sketch(replace(sketch, micro=micro), asked)
     check_sharding(sketch, asked)
     check_served(sketch, asked)
+    check_sliced(sketch, asked)
     if request.stages is not None:
         check_stages(sketch, asked)

@@ -49,7 +49,8 @@ def load_gpt(given: Mapping[str, Any]) -> Workload:
     from trainplan.workload.losses import token_cross_entropy
 
     shape = options.read({key: given[key] for key in given if key in {o.name for o in SHAPE}}, SHAPE, "gpt")
-    own = (*SHAPE, Option("mlp", 4 * shape["hidden"], minimum=1), Option("dropout", 0.0))
+    kernels = Option("attention", "fused", choices=("fused", "eager"))
+    own = (*SHAPE, Option("mlp", 4 * shape["hidden"], minimum=1), Option("dropout", 0.0), kernels)
     table = (*own, *language_training(shape["seq"]).options(given))
     values = options.read(given, table, "gpt")
     if values["hidden"] % values["heads"]:

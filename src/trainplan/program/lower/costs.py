@@ -10,7 +10,7 @@ from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Table
 from trainplan.program.lower.served import served_class
 from trainplan.program.ops import SENDS, SHARED_OUT, SPECS, Kind
-from trainplan.program.program import CostClass, Ints, are
+from trainplan.program.program import CostClass, Inside, Ints, are
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 _KINDS = tuple(Kind)
@@ -45,11 +45,26 @@ def cost_classes(
         key = (*rows[i], samples)
         if key not in known:
             known[key] = len(classes)
-            classes.append(_class(layout, samples, spans[number] if number >= 0 else (), *rows[i]))
+            found = _class(layout, samples, spans[number] if number >= 0 else (), *rows[i])
+            classes.append(_shared(layout, found) if layout.plan.tp > 1 else found)
         class_of[spot] = known[key]
     cost = class_of[place]
     payload = [c.bytes if SPECS[c.kind].message or SPECS[c.kind].collective else 0 for c in classes]
     return cost, tuple(classes), np.array(payload, dtype=np.int64)[cost]
+
+
+def _shared(layout: Layout, c: CostClass) -> CostClass:
+    """A pass of blocks that several ranks share: with what they exchange inside it."""
+    if c.kind not in (Kind.F, Kind.R, Kind.B):
+        return c
+    blocks = layout.profile.blocks[c.first : c.last]
+    inside: dict[tuple[str, int, bool], int] = {}
+    for block in blocks:
+        for what, each, count, hidden in block.backward_talk if c.kind is Kind.B else block.forward_talk:
+            name = what, round(each * float(c.samples)), hidden  # type: ignore[arg-type]
+            inside[name] = inside.get(name, 0) + count
+    talk = tuple(Inside(what, size, count, hidden) for (what, size, hidden), count in inside.items())
+    return c._replace(sharing=layout.plan.slicers(c.rank), inside=talk)
 
 
 def _class(

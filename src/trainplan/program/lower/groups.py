@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from trainplan.program.lower.layout import Layout
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]  # the ranks in the program, and in the cluster
@@ -33,11 +35,17 @@ def _of_replicas(layout: Layout, stage: int, replicas: range) -> Group:
 def norm_group(layout: Layout, replica: int) -> Group:
     """The ranks whose gradients together are those of the model, once each."""
     if not layout.plan.zero:
-        return replica_group(layout, replica)
+        here, everywhere = replica_group(layout, replica)
+        return here, _slicers(layout, everywhere)
     size, group = layout.plan.sharers, layout.sharing(replica)
     found = [_of_replicas(layout, stage, range(group * size, (group + 1) * size)) for stage in layout.stages]
-    here, everywhere = ({rank for pair in found for rank in pair[side]} for side in (0, 1))
-    return tuple(sorted(here)), tuple(sorted(everywhere))
+    together, all_of_them = ({rank for pair in found for rank in pair[side]} for side in (0, 1))
+    return tuple(sorted(together)), _slicers(layout, all_of_them)
+
+
+def _slicers(layout: Layout, ranks: Iterable[int]) -> tuple[int, ...]:
+    """These ranks of the cluster, and those that share stages with them."""
+    return tuple(sorted({other for rank in ranks for other in layout.plan.slicers(rank)}))
 
 
 def replica_group(layout: Layout, replica: int) -> Group:

@@ -316,7 +316,7 @@ class Layout:
     @property
     def clips(self) -> bool:
         """Whether the norm of the gradients is summed over the ranks of a replica, or of those that share out."""
-        return self.profile.clip_norm > 0 and (self.plan.pp > 1 or self.plan.zero > 0)
+        return self.profile.clip_norm > 0 and (self.plan.pp > 1 or self.plan.zero > 0 or self.plan.tp > 1)
 
     @property
     def counts(self) -> bool:
@@ -327,7 +327,7 @@ class Layout:
     def recomputed(self) -> Bools:
         """Micro-batch (or slice of one) → whether its passes are run forward once more, block by block, before they go
         back. The last one may be left out: in GPipe's order it goes back right after it came."""
-        found = np.full(self.plan.pieces, self.plan.recompute != "none")
+        found = np.full(self.plan.pieces, self.plan.recompute in ("full", "except-last"))
         found[-1] &= self.plan.recompute != "except-last"
         return found
 
@@ -382,11 +382,13 @@ class Layout:
         return self.plan.rank(replica, stage, line)
 
     def local(self, replica: int, stage: int, line: int = 0) -> int:
-        """The rank in the program: the same, or its place in the replica where only one replica is simulated."""
+        """The rank in the program: the same, or its place in the replica where only one replica is simulated. Of ranks
+        that share a stage the first stands for all: they do the same at the same time."""
         rank = self.plan.rank(replica, stage, line)
-        return rank if len(self.replicas) == self.plan.dp else self._places[rank]
+        return rank if len(self.replicas) == self.plan.dp and self.plan.tp == 1 else self._places[rank]
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        """Of the ranks of the first replica: which of them it is."""
-        return {rank: place for place, rank in enumerate(self.plan.ranks(0))}
+        """Of the ranks that have lists: which of them it is."""
+        ranks = self.plan.ranks(0) if len(self.replicas) < self.plan.dp else self.plan.leaders
+        return {rank: place for place, rank in enumerate(ranks)}

@@ -81,7 +81,7 @@ def lower(
         value_end=made.end, value_late=made.late, value_early=made.early, classes=classes, groups=numbers.groups,
         replicas=plan.dp if fold else 1, title=brief(plan),
         policy=(Policy.LIST,) * plan.workers + (Policy.PUSH,) * plan.servers if layout.by_push else (),
-        bound=bound_of(plan.exchange, plan.bound) if layout.by_push else None,
+        bound=bound_of(plan.exchange, plan.bound) if layout.by_push else None, slicers=plan.tp,
         priority=table.replica[row] if layout.by_push else None,  # of two pushes at one moment, the lower worker's
     )  # fmt: skip
 

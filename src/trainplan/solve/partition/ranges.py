@@ -76,7 +76,7 @@ class Tables:
         self._known: dict[tuple[int, bool], Ranges] = {}
 
     def at(self, samples: int, recompute: str = "none") -> Ranges:
-        key = samples, recompute != "none"
+        key = samples, recompute in ("full", "except-last")
         if key not in self._known:
             self._known[key] = _ranges(self.profile, self.states, *key)
         return self._known[key]

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+    def __init__(self, hidden: int, heads: int, dropout: float, fused: bool) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.fused = heads, dropout, fused
         self.c_attn = nn.Linear(hidden, 3 * hidden)
         self.c_proj = nn.Linear(hidden, hidden)
         self.resid_dropout = nn.Dropout(dropout)
@@ -26,8 +26,18 @@ class Attention(nn.Module):
         # (samples, length, 3, heads, width) → three of (samples, heads, length, width)
         q, k, v = self.c_attn(x).view(samples, length, 3, self.heads, hidden // self.heads).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        if self.fused:
+            out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        else:
+            out = _eager(q, k, v, dropout)
         return self.resid_dropout(self.c_proj(out.transpose(1, 2).reshape(samples, length, hidden)))
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Attention operator by operator, with all scores in memory: as before there were fused kernels."""
+    scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)
+    later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+    return F.dropout(scores.masked_fill(later, -math.inf).softmax(-1), dropout) @ v
 
 
 class FeedForward(nn.Module):
@@ -43,9 +53,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, width: int, dropout: float) -> None:
+    def __init__(self, hidden: int, heads: int, width: int, dropout: float, fused: bool) -> None:
         super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(hidden), Attention(hidden, heads, dropout)
+        self.ln_1, self.attn = nn.LayerNorm(hidden), Attention(hidden, heads, dropout, fused)
         self.ln_2, self.mlp = nn.LayerNorm(hidden), FeedForward(hidden, width, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,11 +64,14 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, layers: int, hidden: int, heads: int, seq: int, vocab: int, mlp: int, dropout: float) -> None:
+    def __init__(
+        self, layers: int, hidden: int, heads: int, seq: int, vocab: int, mlp: int, dropout: float, attention: str = "fused"
+    ) -> None:
         super().__init__()
+        fused = attention == "fused"
         self.wte, self.wpe = nn.Embedding(vocab, hidden), nn.Embedding(seq, hidden)
         self.drop = nn.Dropout(dropout)
-        self.h = nn.Sequential(*(Block(hidden, heads, mlp, dropout) for _ in range(layers)))
+        self.h = nn.Sequential(*(Block(hidden, heads, mlp, dropout, fused) for _ in range(layers)))
         self.ln_f = nn.LayerNorm(hidden)
         self.lm_head = nn.Linear(hidden, vocab, bias=False)
         for name, module in self.named_modules():
