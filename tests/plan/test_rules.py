@@ -23,8 +23,8 @@ OPEN_STAGES, OPEN_PLACEMENT = "leaving stages open", "leaving the placement out"
 # The plan and where it is asked for; why not; and what would work.
 ILLEGAL = [
     ({"schedule": "gpip"}, {}, "terapipe, not gpip", "schedule=gpipe"),
-    ({"recompute": "some"}, {}, "recompute is one of none, full, except-last, not some", "recompute="),
-    ({"precision": "fp8"}, {}, "precision is one of fp32, not fp8", "precision=fp32"),
+    ({"recompute": "some"}, {}, "recompute is one of none, full, except-last, selective, not some", "recompute="),
+    ({"precision": "fp8"}, {}, "precision is one of fp32, tf32, bf16, fp16, not fp8", "precision=fp32"),
     ({"dp": 0, "placement": ((),)}, {}, "dp counts from 1, and is 0", "dp=1"),
     ({"pp": -1, "placement": (((0,),),)}, {}, "pp counts from 1, and is -1", "pp=1"),
     ({"micro": 0}, {}, "micro counts from 1, and is 0", "micro=1"),

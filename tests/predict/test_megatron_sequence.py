@@ -4,6 +4,7 @@ al. 2019 and Korthikanti et al. 2022, from operators that were traced and not fr
 One GPT with one layer and attention in operators is estimated once; all that follows needs no torch.
 """
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -11,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.models import plain
 from tests.program.strategies import examples
 from tests.synthetic import chain
-from trainplan import files
+from trainplan import api, files
 from trainplan.cluster.catalogue import device
 from trainplan.cluster.parse import cluster
 from trainplan.errors import PlanError
@@ -29,7 +29,7 @@ from trainplan.profile.estimate import estimate
 from trainplan.profile.profile import Profile
 from trainplan.profile.variant import Choice, variant
 from trainplan.program.lower import lower
-from trainplan.program.ops import Kind
+from trainplan.program.ops import Kind, Value
 from trainplan.program.traffic import sent
 from trainplan.solve.resolve import solve
 from trainplan.workload.load import load
@@ -39,7 +39,11 @@ A100 = device("A100-80")
 EIGHT = cluster("8xA100-80")
 LAYER, HEAD = 1, -1
 choices = st.builds(
-    Choice, st.sampled_from([1, 2, 4, 8]), st.booleans(), st.sampled_from(["fp32", "tf32", "bf16", "fp16"]), st.booleans()
+    Choice,
+    st.sampled_from([1, 2, 4, 8]),
+    st.booleans(),
+    st.sampled_from(["fp32", "tf32", "bf16", "fp16"]),
+    st.booleans(),
 )
 
 
@@ -84,8 +88,6 @@ def test_megatron_weights_gradients_and_states(gpt, tp):
     assert sum(p.bytes for p in rank.parameters) == 2 * weights
     assert rank.state_bytes_per_parameter == pytest.approx(4 + 8, abs=0.01)  # a copy in 32 bits, and Adam's two
     program = lower(plan(tp=tp, precision="fp16", blocks=len(gpt.blocks)), rank, 8, "nccl")
-    from trainplan.program.ops import Value
-
     assert program.bytes_at_start(0, Value.WEIGHTS) == 2 * weights
     assert program.bytes_at_start(0, Value.OPTIMIZER) == pytest.approx(12 * weights, rel=1e-3)
 
@@ -97,7 +99,8 @@ def test_megatron_sequence_exchanges_are_inside_passes(gpt, sequence):
     """Two sums a layer each way; with `sequence` as many scatterings and gatherings, which take as long in a ring."""
     asked = plan(tp=4, sequence=sequence, micro=2, precision="bf16", blocks=len(gpt.blocks))
     program = lower(asked, planned(asked, gpt, EIGHT), 8, "nccl")
-    assert program.world == 1 and program.slicers == 4
+    assert program.world == 1
+    assert program.slicers == 4
     passes = {kind: program.classes[int(program.cost[program.kind == kind][0])] for kind in (Kind.F, Kind.B)}
     size, tokens = 2 * S * H * 4, 4 * S * 4  # of a micro-batch of four
     sums = {"off": {"all_reduce"}, "on": {"all_reduce", "reduce_scatter", "all_gather"}}[sequence]
@@ -131,10 +134,11 @@ def test_megatron_step_is_its_passes_and_its_sums(gpt):
     issue = sum(rank.total(part, 0, len(rank.blocks), 8) for part in ("forward_issue_s", "backward_issue_s"))
     update = sum(max(b.update_s, b.update_issue_s) for b in rank.blocks)
     assert max(run + talk, issue) <= found.step_s <= run + talk + issue + update + 1e-3
-    assert found.plan.world == 4 and len(found.peaks) == 1
+    assert found.plan.world == 4
+    assert len(found.peaks) == 1
 
 
-@examples(30)
+@examples(12)
 @given(choices)
 def test_a_share_takes_no_more_than_the_whole(gpt, choice):
     choice = replace(choice, sequence=choice.sequence and choice.tp > 1)
@@ -142,7 +146,14 @@ def test_a_share_takes_no_more_than_the_whole(gpt, choice):
     for part in ("forward_s", "backward_s", "saved_bytes"):
         assert rank.total(part, 0, 4, 4) <= whole.total(part, 0, 4, 4) * (1 + 1e-9)
     assert variant(gpt, A100, choice) is rank  # worked out once
-    assert files.from_json(Profile, json.loads(json.dumps(files.to_json(rank)))) == rank
+
+
+def test_a_profile_keeps_its_recipes_in_a_file(gpt):
+    rank = variant(gpt, A100, Choice(tp=4, sequence=True, precision="bf16"))
+    for profile in (gpt, rank):
+        again = files.from_json(Profile, json.loads(json.dumps(files.to_json(profile))))
+        assert again == profile
+    assert variant(again, A100, Choice()) is again
 
 
 def test_a_faster_link_never_makes_a_sliced_plan_slower(gpt):
@@ -150,13 +161,13 @@ def test_a_faster_link_never_makes_a_sliced_plan_slower(gpt):
     places = [replace(EIGHT, nodes=(replace(EIGHT.nodes[0], inside=link),)) for link in links]
     for line in ("tp=8 precision=bf16", "tp=2 pp=2 dp=2 micro=4 schedule=1f1b sequence=on", "tp=4 dp=2 zero=3"):
         steps = [solve(parse(line), gpt, place, 32).step_s for place in places]
-        assert steps == sorted(steps, reverse=True), line
+        assert all(b <= a * (1 + 1e-12) for a, b in itertools.pairwise(steps)), line
         scatter = [reduce_scatter(p, (0, 1), 2**24).seconds + all_gather(p, (0, 1), 2**24).seconds for p in places]
         assert scatter == sorted(scatter, reverse=True)
 
 
 @pytest.mark.parametrize(
-    "asked, why",
+    ("asked", "why"),
     [
         (Choice(tp=3), "heads of 8 cannot be shared equally by 3 ranks"),
         (Choice(tp=16), "heads of 8 cannot be shared equally by 16 ranks"),
@@ -174,7 +185,7 @@ def test_refusals_say_what_is_missing(gpt):
     with pytest.raises(PlanError, match="a vocabulary of 50260"):
         variant(odd, A100, Choice(tp=4))
     whole = replace(gpt, recipes=tuple(replace(r, whole="it has a norm") for r in gpt.recipes))
-    with pytest.raises(PlanError, match="no block can be shared by ranks; of .*: it has a norm"):
+    with pytest.raises(PlanError, match=r"no block can be shared by ranks; of .*: it has a norm"):
         variant(whole, A100, Choice(tp=2))
     for asked, why in (
         (plan(tp=1, sequence="on"), "tp=1 slices nothing"),
@@ -194,19 +205,20 @@ def test_what_is_only_predicted_is_not_run():
         with pytest.raises(PlanError, match=f"{line} is predicted, not yet run here"):
             check_runs(parse(line))
     check_runs(plan(dp=2))
-    from trainplan import api
-
     with pytest.raises(PlanError, match="predicted, not yet run here"):
         api.run("gpt", "tp=2", "2xcpu")
     with pytest.raises(PlanError, match="predicted, not yet run here"):
-        api.build("tp=2", plain())
+        api.build("tp=2", "gpt")
 
 
 def test_tables_of_ranks_and_lines():
     made = plan(dp=2, tp=2, pp=2, schedule="1f1b", micro=4, stages=(2,), blocks=4)
     assert made.placement == (((0, 1), (4, 5)), ((2, 3), (6, 7)))
-    assert made.world == 8 and made.leaders == (0, 2, 4, 6) and made.slicers(5) == (4, 5)
-    assert text(made).startswith("dp=2 tp=2 pp=2") and parse(text(made)).tp == 2
+    assert made.world == 8
+    assert made.leaders == (0, 2, 4, 6)
+    assert made.slicers(5) == (4, 5)
+    assert text(made).startswith("dp=2 tp=2 pp=2")
+    assert parse(text(made)).tp == 2
     assert from_json(json.loads(json.dumps(to_json(made)))) == made
 
 
@@ -217,6 +229,7 @@ def test_other_choices_go_with_it(gpt, line):
     asked = found.plan
     program = lower(asked, planned(asked, gpt, EIGHT), 32, "nccl")
     sums = {c.members for c in program.classes if c.kind in (Kind.REDUCE_GRAD, Kind.SCATTER_GRAD)}
-    assert all(set(members) <= set(asked.leaders) and len(members) == 2 for members in sums)
+    assert sums
+    assert all(set(members) <= set(asked.leaders) for members in sums)
     alone = solve(parse(f"{line} precision=bf16".replace("tp=2 ", "")), gpt, EIGHT, 32)
     assert found.peak_bytes < alone.peak_bytes

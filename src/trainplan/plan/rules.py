@@ -277,7 +277,8 @@ def _placement(plan: Plan, asked: str) -> None:
         raise PlanError(asked, why, default)
     others = [stage for pipeline in plan.placement for stage in pipeline if len(stage) != plan.tp]
     if others:
-        why = f"a stage runs on {some(plan.tp, 'rank')}, and one is placed on {len(others[0])}"
+        many = "one rank" if plan.tp == 1 else some(plan.tp, "rank")
+        why = f"a stage runs on {many}, and one is placed on {len(others[0])}"
         raise PlanError(asked, why, default)
     ranks = [rank for pipeline in plan.placement for stage in pipeline for rank in stage]
     wanted = [rank for pipeline in usual for stage in pipeline for rank in stage]

@@ -49,7 +49,7 @@ def check_runs(plan: Plan | Request) -> None:
     >>> from trainplan.plan.plan import plan
     >>> check_runs(plan(tp=2))
     Traceback (most recent call last):
-    trainplan.errors.PlanError: running tp=2: tp=2 is predicted, not yet run here ...
+    trainplan.errors.PlanError: running tp=2: tp=2 is predicted, not yet run here. Try tp=1, or trainplan predict.
     """
     words = {
         f"tp={plan.tp}": (plan.tp or 1) > 1,
@@ -59,6 +59,7 @@ def check_runs(plan: Plan | Request) -> None:
     asked = [word for word, given in words.items() if given]
     if asked:
         verb = "are" if len(asked) > 1 else "is"
-        instead = "tp=1 precision=fp32 recompute=none, or trainplan predict"
+        usual = {"tp": "tp=1", "precision": "precision=fp32", "recompute": "recompute=none"}
+        instead = f"{' '.join(usual[word.partition('=')[0]] for word in asked)}, or trainplan predict"
         why = f"{' and '.join(asked)} {verb} predicted, not yet run here"
         raise PlanError(f"running {' '.join(asked)}", why, instead)

@@ -49,7 +49,8 @@ class Portion(NamedTuple):
 Amount = float | Portion  # whole samples, or a slice of some
 
 
-class Exchange(NamedTuple):
+@dataclass(frozen=True)
+class Exchange:
     """A collective inside a pass of a block, of all ranks that share it."""
 
     what: str  # all_reduce, reduce_scatter, all_gather

@@ -60,9 +60,9 @@ def _shared(layout: Layout, c: CostClass) -> CostClass:
     blocks = layout.profile.blocks[c.first : c.last]
     inside: dict[tuple[str, int, bool], int] = {}
     for block in blocks:
-        for what, each, count, hidden in block.backward_talk if c.kind is Kind.B else block.forward_talk:
-            name = what, round(each * float(c.samples)), hidden  # type: ignore[arg-type]
-            inside[name] = inside.get(name, 0) + count
+        for part in block.backward_talk if c.kind is Kind.B else block.forward_talk:
+            name = part.what, round(part.bytes_per_sample * float(c.samples)), part.hidden  # type: ignore[arg-type]
+            inside[name] = inside.get(name, 0) + part.times
     talk = tuple(Inside(what, size, count, hidden) for (what, size, hidden), count in inside.items())
     return c._replace(sharing=layout.plan.slicers(c.rank), inside=talk)
 

@@ -65,7 +65,15 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     def __init__(
-        self, layers: int, hidden: int, heads: int, seq: int, vocab: int, mlp: int, dropout: float, attention: str = "fused"
+        self,
+        layers: int,
+        hidden: int,
+        heads: int,
+        seq: int,
+        vocab: int,
+        mlp: int,
+        dropout: float,
+        attention: str = "fused",
     ) -> None:
         super().__init__()
         fused = attention == "fused"
