@@ -16,7 +16,8 @@ def share_of(
     saved: Sequence[tuple[int, int, bool]],
     samples: int,
 ) -> tuple[Share, set[str]]:
-    """That of a block, and the weights of which a rank has a slice. `weights`: storage → name; `saved`: storage, bytes, whether of numbers with a fraction."""
+    """That of a block, and the weights of which a rank has a slice. `weights`: storage → name; `saved`: storage, bytes,
+    whether of numbers with a fraction."""
     found = cuts([step for step in steps if not step.backward], weights, made, samples)
     marked = marks(steps, found, weights)
     read = {seen.storage: seen for seen in found.columns.values()}

@@ -62,15 +62,15 @@ def trace(captured: Captured, workload: Workload, samples: int, gpu: bool = Fals
                 made.append({tape.seen(tensor).storage for tensor in walk.graphs[index].made.values()})
                 paused.append(recorder.pause())
                 walk.leave(index)
-            blocks = []
+            traced: list[BlockTrace] = []
             for index in reversed(range(len(passes))):
                 tape.block, tape.backward = index, True
-                blocks.append(_back(walk, stage, index, recorder, passes[index], paused.pop()))
+                traced.append(_back(walk, stage, index, recorder, passes[index], paused.pop()))
         weights = {tape.seen(parameter).storage: name for name, parameter in stage.named_parameters()}
-    found, cut = [], set[str]()
-    for index, block in enumerate(reversed(blocks)):
+    found, cut = list[BlockTrace](), set[str]()
+    for index, block_trace in enumerate(reversed(traced)):
         share, sliced = share_of(tape.of(index), weights, made[index], saved.each[index], samples)
-        found.append(replace(block, saved_bytes=saved.inside[index], share=share))
+        found.append(replace(block_trace, saved_bytes=saved.inside[index], share=share))
         cut |= sliced
     by = {name: tuple(sorted(users)) for name, users in saved.by.items()}
     return Trace(samples, tuple(found), by, frozenset(cut))
