@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from trainplan.cluster.cluster import Device
 from trainplan.errors import PlanError
+from trainplan.profile.device.known import model_of
 from trainplan.profile.op import Op
 from trainplan.profile.profile import Block, Crossing, Exchange, Floats, Parameter, Profile
 from trainplan.profile.recipe import Line, Recipe, Work
@@ -57,7 +58,7 @@ def variant(profile: Profile, device: Device, choice: Choice) -> Profile:
 
 def _variant(profile: Profile, device: Device, choice: Choice) -> Profile:
     refuse(profile, choice)
-    speed = speed_of(device, choice.precision)
+    speed = speed_of(device, choice.precision, model_of(device))
     made = [_Made(profile, recipe, choice, speed) for recipe in profile.recipes]
     narrow = choice.precision in NARROW
     parameters = tuple(_parameter(p, choice, narrow) for p in profile.parameters)
