@@ -247,13 +247,8 @@ def run(
     from trainplan.starting import prepare
     from trainplan.starting import start as begin
 
-    fields: dict[str, Any] = {
-        "data": data,
-        "samples": samples,
-        "resume": resume,
-        "save_every": save_every,
-        "seed": seed,
-    }
+    fields: dict[str, Any] = {"data": data, "samples": samples, "resume": resume, "seed": seed}
+    fields["save_every"] = save_every
     plan = runnable(plan)
     check_request(out, **fields)  # before a profile is measured, which takes its time
     s = situation(model, cluster, batch, profile, (), compile, parts(inputs, loss, optimizer), runs=True)
@@ -397,7 +392,7 @@ def build(
     workload = load(model, **{key: value for key, value in given.items() if value is not None})
     world = join(backend)[1] if "WORLD_SIZE" in os.environ else 1
     if not isinstance(plan, Plan):
-        there = parse_cluster(ranks(world, device))
-        plan = resolve(plan, estimate(workload, there.device(0)), there, workload.batch)
+        place = parse_cluster(ranks(world, device))
+        plan = resolve(plan, estimate(workload, place.device(0)), place, workload.batch)
     own = model if isinstance(model, nn.Module) else None
     return assemble(plan, workload, backend=backend, device=device, seed=seed, compiled=compiled, model=own)
