@@ -9,7 +9,7 @@ import torch
 from trainplan import files
 from trainplan.cluster.catalogue import device
 from trainplan.errors import InputError, RunError
-from trainplan.profile.device import kernels, known
+from trainplan.profile.device import issue, kernels, known
 from trainplan.profile.device.families import VARIANTS, place, places
 from trainplan.profile.device.file import DeviceFile, read
 from trainplan.profile.device.measure import measure
@@ -207,6 +207,16 @@ def test_measuring_that_is_cut_short_keeps_what_there_is(monkeypatch, tmp_path):
     assert DeviceFile.load(tmp_path / "cpu.json") == found
 
 
+def test_the_lane_of_the_host():
+    """The same code as on a GPU; here the host is the device, so the seconds are those of the whole work."""
+    lane = issue.Lane(torch.device("cpu"), lambda: None, lambda seconds: None)
+    found = {family: issue.issue(family, lane) for family in issue.FAMILIES}
+    assert set(found) <= set(VARIANTS)
+    assert all(0 < one.forward_s < 0.1 and 0 < one.backward_s < 0.1 for one in found.values())
+    updates = issue.updates(lane)
+    assert updates.tensor_s > 0
+
+
 def test_what_cannot_be_measured_is_refused(monkeypatch):
     monkeypatch.setattr("trainplan.profile.device.measure.work", None)
     with pytest.raises(RunError, match=r"no product or no copy could be measured \(.*TypeError"):
@@ -223,7 +233,7 @@ def test_measuring_a_gpu(tmp_path):
     found = measure("cuda:0", 1.0, tmp_path / "gpu.json", quick=True)
     assert found.missing == {}
     assert set(found.host) >= {"product", "convolution", "attention", "elementwise", "normalisation"}
-    assert all(0 < issue.forward_s < 1e-3 and 0 < issue.backward_s < 1e-3 for issue in found.host.values())
+    assert all(0 < one.forward_s < 1e-3 and 0 < one.backward_s < 1e-3 for one in found.host.values())
     assert {curve.family for curve in found.curves} == set(VARIANTS)
     assert found.processors > 10
     assert 0 < found.floor_s < 2e-5

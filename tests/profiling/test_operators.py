@@ -43,10 +43,12 @@ def test_the_three_products_of_a_linear_layer_have_three_layouts():
     assert {op.elements for op in products} == {48}
 
 
-def test_attention_and_pooling():
+def test_attention_norms_and_pooling():
     q = torch.zeros(2, 3, 16, 8, requires_grad=True)
     ops = recorded(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward())
     assert ops["attention"].shape == ops["attention_backward"].shape == (6, 16, 16, 8)
     assert ops["attention_backward"].flops == 2.5 * ops["attention"].flops == 2.5 * 4 * 6 * 16 * 16 * 8
+    normed = recorded(lambda: nn.BatchNorm2d(4)(torch.zeros(2, 4, 8, 8, requires_grad=True)).sum().backward())
+    assert {op.shape for name, op in normed.items() if "batch_norm" in name} == {(2 * 64, 4)}
     pooled = recorded(lambda: F.max_pool2d(torch.zeros(1, 1, 8, 8), 3, stride=1))
     assert pooled["max_pool2d_with_indices"].shape == (9,)

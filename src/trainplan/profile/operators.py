@@ -184,6 +184,9 @@ def _shape(name: str, args: Any, out: Any) -> tuple[int, ...]:
         # A transposed convolution is the backward pass of the one from what it writes to what it reads.
         written = given if transposed else args[0] if backward else out
         return (len(given), ins, outs, written.shape[2:].numel(), weight.shape[2:].numel(), max(stride), int(groups))
+    if "batch_norm" in name:
+        given = args[0]  # or its gradient, which is as large
+        return (given.numel() // given.shape[1], given.shape[1])
     if "pool" in name:
         # A pool's kernel comes after its input, or after the gradient and the input; an adaptive one has none.
         sizes = next((a for a in args if isinstance(a, list | tuple)), ()) if "adaptive" not in name else ()

@@ -146,6 +146,7 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
         whole = op.flops > 1.5 * convolution_flops(op.shape)  # else its input needs no gradient
         return tuple(place("convolution", part, kind, op.shape) for part in (("input",) if whole else ()) + ("weight",))
     if op.name in ("attention", "attention_backward") and len(op.shape) == 4:
+        kind = "fp32" if kind == "tf32" else kind  # its kernels do not look at that setting
         pass_ = "backward" if op.name.endswith("backward") else "forward"
         return (place("attention", pass_ + ("-causal" if op.share < 1 else ""), kind, op.shape),)
     kind = "fp32" if kind == "tf32" else kind  # nothing else has tensor cores

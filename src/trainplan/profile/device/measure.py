@@ -8,6 +8,7 @@ not answer any more ends the measurement with what there is.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -26,16 +27,18 @@ from trainplan.profile.device.file import TOLERANCE, Curve, DeviceFile, Issue, p
 from trainplan.profile.device.grid import Case, cases
 from trainplan.profile.device.kernels import arithmetic, work
 from trainplan.profile.reference import Reference
-from trainplan.profile.timing import Clock, DeviceClock, Readings, clock_of
+from trainplan.profile.timing import Clock, DeviceClock, Readings, Spent, clock_of
 from trainplan.units import tflops
 
 Progress = Callable[[str, float], None]
-READINGS = 3
+READINGS, MOST_READINGS = 3, 7  # of a point that is steady, and of one that is not
+UNSTEADY = 0.1  # spread of the readings
+MOST_RESERVED = 2**34  # bytes that the allocator may keep from one shape to the next
 USED = 0.8  # share of the time that points are measured in; loading libraries and the host's lane take the rest
 WINDOW_S = {"cuda": 4e-4, "cpu": 1e-3}  # a reading is as many calls as take so long
 MOST_CALLS = 20
 LONGEST = 1 / 6000  # of the time, that one call may take: larger shapes are left out
-SAVED_EVERY_S = 10.0
+SAVED_EVERY_S = 20.0
 LOOK_EVERY_S = 1.0
 STREAMS = {("copy", "contiguous"), ("elementwise", "add"), ("elementwise", "relu")}  # the rate of memory is theirs
 STRIKES = 2  # errors after which a curve is given up
@@ -99,8 +102,7 @@ def measure(
                 session.skipped += len(every) - number
                 break
             say(f"{case.at.family} {' × '.join(map(str, case.at.shape))}", number / len(every))
-            choose(case.at.precision)
-            _one(session, case, clock)
+            _one(session, case, clock, choose)
             if not session.dead and session.elapsed - looked > LOOK_EVERY_S:
                 session.readings.look(reference.core_seconds())
                 looked = session.elapsed
@@ -120,16 +122,18 @@ def measure(
 # -- one point --------------------------------------------------------------------------------------------------------
 
 
-def _one(session: Session, case: Case, clock: Clock) -> None:
+def _one(session: Session, case: Case, clock: Clock, choose: Callable[[str], None]) -> None:
     """Measure a point; whatever goes wrong is noted with its curve."""
     name = case.curve
     if session.strikes.get(name, 0) >= STRIKES or _too_long(session, case):
         session.skipped += 1
         return
     try:
+        choose(case.at.precision)
         _read(session, case, clock)
     except torch.OutOfMemoryError:
         session.skipped += 1
+        gc.collect()  # which does not run by itself while measuring
     except Exception as error:
         session.strikes[name] = session.strikes.get(name, 0) + 1
         session.skipped += 1
@@ -143,7 +147,8 @@ def _settle(session: Session) -> None:
     """Let go of memory that only one shape needed; find out whether the device still answers."""
     try:
         torch.cuda.synchronize(session.device)
-        if torch.cuda.memory_reserved(session.device) > 2**33:
+        if torch.cuda.memory_reserved(session.device) > MOST_RESERVED:
+            gc.collect()
             torch.cuda.empty_cache()
     except Exception as error:  # after an error of the device every call fails
         session.dead = True
@@ -166,9 +171,11 @@ def _read(session: Session, case: Case, clock: Clock) -> None:
     count = max(1, min(MOST_CALLS, int(window / max(first, 1e-7))))
     if count > 1:
         clock.time((case, count), calls(count))  # tells the clock how long issuing takes
-    for _ in range(READINGS):
+    while session.readings.count(case) < (READINGS if session.readings.spread(case) < UNSTEADY else MOST_READINGS):
         spent = clock.time((case, count), calls(count))
-        session.readings.note(case, type(spent)(spent.run_s / count, spent.issue_s / count))
+        if spent.run_s <= 0:
+            raise RuntimeError(f"the clock shows no time for {count} calls")
+        session.readings.note(case, Spent(spent.run_s / count, spent.issue_s / count))
     session.taken[case] = None
     amount = case.at.flops or case.at.bytes
     rate = amount / max(first, 1e-9)
