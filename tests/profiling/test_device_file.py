@@ -207,6 +207,23 @@ def test_measuring_that_is_cut_short_keeps_what_there_is(monkeypatch, tmp_path):
     assert DeviceFile.load(tmp_path / "cpu.json") == found
 
 
+def test_a_device_that_does_not_answer_ends_it_with_what_there_is(monkeypatch, tmp_path):
+    readings = iter([0.1] * 50)
+
+    def seconds(reference):
+        if (found := next(readings, None)) is None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return found
+
+    monkeypatch.setattr("trainplan.profile.reference.Reference.core_seconds", seconds)
+    monkeypatch.setattr("trainplan.profile.device.measure.LOOK_EVERY_S", 0.0)  # after every point
+    found = measure("cpu", 1.0, tmp_path / "cpu.json", quick=True)
+    assert not found.whole
+    assert "does not answer any more: RuntimeError: CUDA error" in found.missing["everything after"]
+    assert found.skipped > 0
+    assert DeviceFile.load(tmp_path / "cpu.json") == found
+
+
 def test_the_lane_of_the_host():
     """The same code as on a GPU; here the host is the device, so the seconds are those of the whole work."""
     lane = issue.Lane(torch.device("cpu"), lambda: None, lambda seconds: None)

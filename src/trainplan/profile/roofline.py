@@ -192,12 +192,13 @@ def update_seconds(ops: Sequence[Op], tensors: int, speed: Speed) -> tuple[float
 
 def _measured_update(ops: Sequence[Op], tensors: int, model: Model) -> tuple[float, float]:
     """The same by measured curves. Several blocks share one step, so what a kernel costs at least is not counted."""
-    kinds = max(1.0, len(ops) / max(1, tensors))
+    at_once = any("foreach" in op.name or "fused" in op.name for op in ops)  # else they are listed tensor by tensor
+    kinds = len(ops) if at_once else max(1.0, len(ops) / max(1, tensors))
     moved = sum(op.read + op.written for op in ops)
     variant = "fused" if any("fused" in op.name for op in ops) else "foreach"
     at = place("optimizer", variant, "fp32", (max(1, round(moved / kinds)), max(1, tensors)))
     run = max(moved / model.memory_rate, kinds * (model.seconds(at) - model.file.floor_s))
-    return run, len(ops) * (model.file.update_tensor_s or FOREACH_TENSOR_S)
+    return run, kinds * tensors * (model.file.update_tensor_s or FOREACH_TENSOR_S)
 
 
 def between(small: Op, large: Op, position: float) -> Op:

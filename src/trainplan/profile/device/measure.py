@@ -104,7 +104,7 @@ def measure(
             say(f"{case.at.family} {' × '.join(map(str, case.at.shape))}", number / len(every))
             _one(session, case, clock, choose)
             if not session.dead and session.elapsed - looked > LOOK_EVERY_S:
-                session.readings.look(reference.core_seconds())
+                _look(session, reference)
                 looked = session.elapsed
             if output is not None and session.elapsed - saved > SAVED_EVERY_S and _enough(session):
                 assemble(session, whole=False).save(output)
@@ -138,9 +138,26 @@ def _one(session: Session, case: Case, clock: Clock, choose: Callable[[str], Non
         session.strikes[name] = session.strikes.get(name, 0) + 1
         session.skipped += 1
         sizes = " × ".join(map(str, case.at.shape))
-        session.missing[name] = f"{sizes}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        session.missing[name] = f"{sizes}: {_first_line(error)}"
     if session.cuda:
         _settle(session)
+
+
+def _look(session: Session, reference: Reference) -> None:
+    """A reading of the reference kernel."""
+    try:
+        session.readings.look(reference.core_seconds())
+    except Exception as error:
+        _give_up(session, error)
+
+
+def _give_up(session: Session, error: Exception) -> None:
+    session.dead = True
+    session.missing["everything after"] = f"the device does not answer any more: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _settle(session: Session) -> None:
@@ -151,8 +168,7 @@ def _settle(session: Session) -> None:
             gc.collect()
             torch.cuda.empty_cache()
     except Exception as error:  # after an error of the device every call fails
-        session.dead = True
-        session.missing["everything after"] = f"the device does not answer any more: {str(error).splitlines()[0]}"
+        _give_up(session, error)
 
 
 def _read(session: Session, case: Case, clock: Clock) -> None:
@@ -195,11 +211,11 @@ def _host_lane(session: Session, clock: DeviceClock) -> None:
         try:
             session.host[family] = issue.issue(family, lane)
         except Exception as error:
-            session.missing[f"host.{family}"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            session.missing[f"host.{family}"] = _first_line(error)
     try:
         session.updates = issue.updates(lane)
     except Exception as error:
-        session.missing["host.optimizer"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        session.missing["host.optimizer"] = _first_line(error)
     _settle(session)
 
 
