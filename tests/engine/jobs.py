@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from tests.engine.models import workload
+from trainplan.engine.inputs import steps_of
 from trainplan.engine.oracle import Trained, optimizer_state
 from trainplan.engine.trainer import Trainer
 from trainplan.engine.worker import gradients_kept, whole_state
@@ -50,11 +51,11 @@ def train(
     trained = Trained()
     copies = list(trainer.part.held.values())
     kept = gradients_kept(trainer)
-    for number, samples in enumerate(sizes):
+    batches = ((job.inputs(samples, seed=number), None) for number, samples in enumerate(sizes))
+    for number, step in enumerate(steps_of(trainer, batches)):
         if record and number == record:
             trainer.record()
-        result = trainer.step(job.inputs(samples, seed=number))
-        trained.losses.append(result.loss)
+        trained.losses.append(step().loss)
     trainer.settle()
     trained.agendas = list(trainer.agendas)
     trained.gradients = kept

@@ -96,7 +96,7 @@ def track(rank: int, world: int, name: str, plan: Plan, batch: int) -> Seen:
     lasting = [*trainer.parameters.values(), *trainer.buffers.values()]
     if plan.zero:
         lasting = [*trainer.buffers.values(), *_shared_out(trainer)]
-    own = trainer._own(data, batch, already=False)
+    own = trainer.inputs.own(data, batch, already=False)
     start = sum(t.nbytes for t in [*lasting, *tensors(own).values()]) + sum(
         state_bytes(held.optimizer) for held in trainer.part.held.values()
     )

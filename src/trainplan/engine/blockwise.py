@@ -51,7 +51,7 @@ def forward(run: Runner, op: Instruction, pieces: Pieces | None = None) -> None:
     from trainplan.engine.handlers import arrived, hand_out
 
     state, stage = run.current, run.part.held[op.stage].stage
-    batch = state.parts[op.micro]
+    batch = run.batch(op)
     seed = run.seeder(op.micro)
     env, carry = arrived(run, op), run.carry(op)
     due = between(run, op, pieces) if pieces is not None else None
@@ -77,7 +77,7 @@ def recompute(run: Runner, op: Instruction) -> None:
     from trainplan.engine.handlers import weighted_loss
 
     state, stage = run.current, run.part.held[op.stage].stage
-    batch = state.parts[op.micro]
+    batch = run.batch(op)
     current: BlockwisePass = state.passes[op.stage, run.piece(op)]
     block = stage.captured.blocks[op.unit]
     needs = {c.name for c in stage.captured.crossings if c.needs_grad}

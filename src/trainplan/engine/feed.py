@@ -1,4 +1,4 @@
-"""The batches of a run, from where training stands: for each step the part that this rank's replica trains.
+"""The batches of a run, from where training stands: for each step the part that this rank is to be given.
 
 Made-up batches are seeded by the step. Batches of a data set follow each other in the loader's order; where the next
 one begins is kept in `Trainer.place`, and so in checkpoints: a run that is resumed goes on there, under any plan.
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
 from trainplan.engine.job import Job
 from trainplan.engine.trainer import Trainer
-from trainplan.plan.rules import split
+from trainplan.workload.batch import each_tensor
 from trainplan.workload.batch import split as split_batch
 from trainplan.workload.loader import Position, steps_per_epoch
 from trainplan.workload.workload import Batch
@@ -28,20 +30,25 @@ def data_seed(seed: int, step: int) -> int:
 
 
 def _made_up(trainer: Trainer, job: Job, steps: int) -> Iterator[tuple[Batch, int]]:
-    sizes = split(job.batch, trainer.plan.dp)
+    first, last = trainer.inputs.part(job.batch)
+    pins = job.device != "cpu" and trainer.inputs.loads
     for step in range(trainer.steps_done, trainer.steps_done + steps):
         whole = trainer.workload.inputs(job.batch, data_seed(trainer.seed, step))
-        yield split_batch(whole, sizes)[trainer.replica] if len(sizes) > 1 else whole, job.batch
+        part = _between(whole, first, last)
+        yield each_tensor(part, Tensor.pin_memory) if pins else part, job.batch
+
+
+def _between(whole: Batch, first: int, last: int) -> Batch:
+    """The samples first ≤ s < last of a batch."""
+    if first == last:
+        return Batch(0)
+    sizes = [size for size in (first, last - first, whole.samples - last) if size]
+    return split_batch(whole, sizes)[int(first > 0)] if len(sizes) > 1 else whole
 
 
 def _from_data(trainer: Trainer, job: Job, steps: int) -> Iterator[tuple[Batch, int]]:
     from trainplan.workload.datasets import open_data
     from trainplan.workload.loader import loader
-
-    def ours(samples: int) -> tuple[int, int]:
-        sizes = split(samples, trainer.plan.dp)
-        first = sum(sizes[: trainer.replica])
-        return first, first + sizes[trainer.replica]
 
     data = open_data(job.data, trainer.workload, samples=job.samples, seed=trainer.seed)
     # Whole batches only, so that every step of every epoch has the same size, whatever the plan.
@@ -49,7 +56,7 @@ def _from_data(trainer: Trainer, job: Job, steps: int) -> Iterator[tuple[Batch, 
     if trainer.rank == 0 and trainer.place and not _same(trainer.place, job.data, len(data)):
         print(f"data {job.data}, {len(data):,} samples, is not that of the checkpoint: from its beginning", flush=True)
     with loader(
-        trainer.workload, data, job.batch, start=first, seed=trainer.seed, part=ours, drop_last=True,
+        trainer.workload, data, job.batch, start=first, seed=trainer.seed, part=trainer.inputs.part, drop_last=True,
         pin=job.device != "cpu",
     ) as source:  # fmt: skip
         for _, batch in zip(range(steps), source, strict=False):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from trainplan.engine import blockwise, crossing, sharded, two_parts
+from trainplan.engine import blockwise, crossing, loads, sharded, two_parts
 from trainplan.engine.clocks import now
 from trainplan.engine.held import Held
 from trainplan.engine.instructions import Instruction
@@ -48,7 +48,7 @@ def _forward(run: Runner, op: Instruction, place: int) -> int | None:
         blockwise.forward(run, op, pieces)
         return pieces.taken if pieces is not None else None
     state, held = run.current, run.part.held[op.stage]
-    batch = state.parts[op.micro]
+    batch = run.batch(op)
     leaves = arrived(run, op)
     if run.part.layout.crosses:
 
@@ -83,7 +83,7 @@ def arrived(run: Runner, op: Instruction) -> dict[str, Tensor]:
 def weighted_loss(run: Runner, op: Instruction, output: Any) -> Tensor:
     """The loss of a micro-batch (or of a slice of it) times its share in the mean of the whole batch."""
     state, part = run.current, run.part_of(op)
-    weight, targets = state.weights[run.piece(op)], state.parts[op.micro].targets
+    weight, targets = state.weights[run.piece(op)], run.batch(op).targets
     if weight == 0:
         loss = _nothing_counts(output)
     else:
@@ -395,4 +395,6 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.GATHER_B: sharded.gather,
     Kind.TICK: crossing.by_the_exchange,
     Kind.NEGOTIATE: crossing.by_the_exchange,
+    Kind.LOAD: loads.load,
+    Kind.SEND_INPUT: loads.scatter,
 }

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.distributed as dist
 
+from trainplan.engine.inputs import steps_of
 from trainplan.engine.trainer import StepResult, Trainer
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
@@ -75,12 +76,12 @@ def measure(
     """
     seconds, losses, references = [], [], []
     samples, between = 0, reference is not None and not overlap(trainer)
-    for number, (batch, whole) in enumerate(batches):
+    for number, step in enumerate(steps_of(trainer, batches)):
         if number == warm_up:
             trainer.record()
         if reference is not None and (number == warm_up or (between and number > warm_up)):
             references.append(_reference(reference, trainer))
-        result = trainer.step(batch, whole)
+        result = step()
         seconds.append(result.seconds)
         losses.append(result.loss)
         samples = result.samples

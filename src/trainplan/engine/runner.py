@@ -19,7 +19,9 @@ from trainplan.engine.clocks import now
 from trainplan.engine.decided import Exchange
 from trainplan.engine.exchanges import Sums
 from trainplan.engine.held import Held
+from trainplan.engine.inputs import Fed, Inputs
 from trainplan.engine.instructions import Instruction, instructions
+from trainplan.engine.loads import Loaded, take
 from trainplan.engine.recorder import Recorder
 from trainplan.engine.seeds import seed_of
 from trainplan.engine.serving import Shard, Weights
@@ -28,6 +30,7 @@ from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending
 from trainplan.errors import RunError
 from trainplan.profile.capture.sliced import Carry, Slice
 from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.loads import INPUT_MESSAGES
 from trainplan.program.lower.service import Load
 from trainplan.program.ops import COLLECTIVES, RECEIVES, SENDS, Kind
 from trainplan.program.posting import RECEIVES_AHEAD, due, in_order_of_sending
@@ -37,7 +40,7 @@ from trainplan.workload.workload import Batch, Loss
 SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W)  # messages between workers and servers
 _TENSORS = 1024  # that a message with running statistics may carry
 # These go on after their handler has returned, or are several operations in one call.
-NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES, Kind.TICK)
+NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES, Kind.TICK, Kind.LOAD)
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Part:
     groups: list[dist.ProcessGroup | None]  # of the program
     seed: int
     device: torch.device
+    inputs: Inputs  # what steps train on
     slices: Sequence[Slice] = ()  # of every sequence; none: sequences are whole
     # Of weights that several stages hold: by unit of their exchange, the parameters of every copy on this rank.
     tied: dict[int, list[list[nn.Parameter]]] = field(default_factory=dict)
@@ -84,6 +88,8 @@ class StepState:
     sent: list[Pending] = field(default_factory=list)
     loss: Tensor | None = None  # weighted sum over this replica's micro-batches
     norm: float | None = None
+    fed: Fed | None = None  # what is loaded in this step, or for it
+    loaded: dict[int, Loaded] = field(default_factory=dict)  # by stage
     # Of a server: gradients that have arrived, by load, in the order of workers.
     received: dict[int, list[list[Tensor]]] = field(default_factory=dict)
 
@@ -123,9 +129,9 @@ class Runner:
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    def step(self, number: int, parts: list[Batch], weights: list[float]) -> StepState:
-        """Run the list once. `weights`: of each micro-batch (or slice of one) in the mean of the whole batch."""
-        state = self.state = StepState(number, parts, weights)
+    def step(self, number: int, fed: Fed) -> StepState:
+        """Run the list once."""
+        state = self.state = StepState(number, fed.parts, fed.weights, fed=fed)
         self.recorder.begin(number)
         for held in self.part.held.values():
             if held.shards is not None:
@@ -194,7 +200,7 @@ class Runner:
         """Drop what the program says is over. What was sent has been taken by then, so waiting for it costs nothing."""
         for value in instruction.frees:
             given_up = state.values.pop(value, None)
-            if isinstance(given_up, Gathered):
+            if isinstance(given_up, Gathered | Loaded):
                 given_up.release()
             pending = state.sending.pop(value, None)
             if pending is not None:
@@ -205,7 +211,7 @@ class Runner:
     def _post(self) -> None:
         """Post the receives that are due."""
         for instruction in self.receives[self._posted : self._due[self._taken]]:
-            forms = self._served_forms(instruction) if instruction.kind in SERVED else self._forms(instruction)
+            forms = self._forms(instruction)
             message = self.part.transport.receive(forms, instruction.peer, self.tag(instruction))
             if self.recorder.on and instruction.waits:
                 self._arrivals = self._arrivals or Arrivals(RECEIVES_AHEAD)
@@ -214,6 +220,14 @@ class Runner:
         self._posted = self._due[self._taken]
 
     def _forms(self, instruction: Instruction) -> list[Form]:
+        """The tensors of a message."""
+        if instruction.kind in SERVED:
+            return self._served_forms(instruction)
+        if instruction.kind is Kind.RECV_INPUT:
+            return self.part.inputs.forms(sum(part.samples for part in self.current.parts))
+        return self._crossing_forms(instruction)
+
+    def _crossing_forms(self, instruction: Instruction) -> list[Form]:
         """The tensors of an activation, or of its gradient."""
         samples = self.current.parts[instruction.micro].samples
         forms: list[Form] = []
@@ -247,6 +261,8 @@ class Runner:
         elif instruction.kind is Kind.RECV_W:
             assert self.part.weights is not None  # of a worker
             self.part.weights.take(self.load(instruction), tensors)
+        elif instruction.kind is Kind.RECV_INPUT:
+            take(self, instruction, tensors)
         else:
             names = self.edge_names(instruction.kind, *self._ends(instruction))
             state.values[instruction.made[0]] = dict(zip(names, tensors, strict=True))
@@ -276,6 +292,9 @@ class Runner:
         """The same number at both ends of a message, and no other message in flight between the two has it."""
         if instruction.kind in SERVED:
             return served_tag(self.part.layout, instruction.unit, instruction.kind in (Kind.SEND_G, Kind.RECV_G))
+        if instruction.kind in INPUT_MESSAGES:  # after those of all loads
+            assert self.part.layout.service is not None
+            return served_tag(self.part.layout, len(self.part.layout.service.loads), push=False)
         source, target = self._ends(instruction)
         edge = list(self.edges).index((source, target))
         backward = int(instruction.kind in (Kind.SEND_B, Kind.RECV_B))
@@ -292,6 +311,11 @@ class Runner:
     def piece(self, instruction: Instruction) -> int:
         """Which of all that goes through at once it is about: a micro-batch, or a slice of one."""
         return instruction.micro * max(1, len(self.part.slices)) + instruction.slice
+
+    def batch(self, instruction: Instruction) -> Batch:
+        """The micro-batch that an instruction is about: as its stage has loaded it, or as it was given."""
+        loaded = self.current.loaded.get(instruction.stage)
+        return (loaded.parts if loaded is not None else self.current.parts)[instruction.micro]
 
     def part_of(self, instruction: Instruction) -> Slice | None:
         """The slice of the sequences that an instruction is about; None: sequences are whole."""

@@ -3,6 +3,7 @@
     trainer = trainplan.build(plan, model, loss, optimizer, inputs=example)   # on every rank
     for batch in batches:                            # the whole batch, the same on every rank
         result = trainer.step(batch)                 # result.loss, result.seconds
+    for result in trainer.run(batches): ...          # the same; with preload=on the next batch comes meanwhile
     trainer.evaluate(batch)
     trainer.save("checkpoint")
 
@@ -12,7 +13,7 @@ of the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from trainplan.engine.crossing import agendas_of, begin, close, keep_agendas, re
 from trainplan.engine.evaluation import evaluate
 from trainplan.engine.exchanges import Sums, sums_of
 from trainplan.engine.held import bind, hold
+from trainplan.engine.inputs import Inputs, steps_of
 from trainplan.engine.observed import WARM_UP_STEPS
 from trainplan.engine.recorder import Recorder, now
 from trainplan.engine.runner import Part, Runner
@@ -34,12 +36,11 @@ from trainplan.engine.serving import Shard, Weights
 from trainplan.engine.sharded import Chain
 from trainplan.engine.tied import copies_of
 from trainplan.engine.transport import transport
-from trainplan.engine.weights import weights_of
 from trainplan.engine.world import groups_of
 from trainplan.errors import PlanError, RunError
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import check as check_plan
-from trainplan.plan.rules import check_model, micro_batches, split
+from trainplan.plan.rules import check_model
 from trainplan.plan.served import ASYNCHRONOUS
 from trainplan.plan.sliced import check_runs
 from trainplan.plan.text import brief
@@ -58,10 +59,9 @@ from trainplan.program.lower.backend import backend as find_backend
 from trainplan.program.lower.layout import Layout
 from trainplan.program.program import Program
 from trainplan.program.timeline import Event
-from trainplan.workload.batch import as_batch, to_device
-from trainplan.workload.batch import split as split_batch
+from trainplan.workload.batch import as_batch
 from trainplan.workload.optimizer import Groups
-from trainplan.workload.workload import Batch, Workload
+from trainplan.workload.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,7 @@ class Trainer:
         self._sums: dict[tuple[int, ...], Sums] = {}
         self._part: Part | None = None
         self._transport = transport(backend, self.device)
+        self.inputs = Inputs(self)
         self._evaluation: dict[int, Stage] = {}
 
     def _sliced(self, compiled: bool) -> list[Slice]:
@@ -180,7 +181,7 @@ class Trainer:
         self._part = Part(
             layout=layout, replica=self.replica, held=held, loss=self.workload.loss,
             transport=self._transport, groups=groups, seed=self.seed, device=self.device,
-            slices=self.slices, sums=sums,
+            slices=self.slices, sums=sums, inputs=self.inputs,
             chain=Chain(self.device, layout.backend.receives_wait) if self.plan.zero else None,
             tied={unit: copies_of(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
             weights=Weights(held[0], layout.buckets[0]) if layout.service is not None and held else None,
@@ -266,42 +267,41 @@ class Trainer:
         self.settle()
         return agendas_of(self.part)
 
-    def step(self, batch: Any, whole: int | None = None) -> StepResult:
+    def step(self, batch: Any = None, whole: int | None = None) -> StepResult:
         """One optimizer step.
 
         `batch` is a `Batch`, or (inputs, targets) as a loader gives them: the whole batch, of which this rank takes
-        its replica's part; or, where `whole` is given, that part itself, out of a batch of `whole` samples.
+        its replica's part; or, where `whole` is given, that part itself, out of a batch of `whole` samples. None: the
+        batch that was preloaded first.
         """
         started = now()
-        batch = as_batch(batch)
-        total = whole or batch.samples
-        runner = self._runner(total)
+        if batch is not None:
+            self.inputs.refuse_another()
+        fed = self.inputs.next() if batch is None else self.inputs.of(batch, whole)
+        runner, total = self._runner(fed.total), fed.total
         if self.is_server:
             if self.is_asynchronous:
                 self.server = self.server or Server(runner, self.record_again)
                 self.server.serve(self.steps_done + 1)
             else:
-                runner.step(self.steps_done, [], [])
+                runner.step(self.steps_done, fed)
             self.steps_done += 1
             self._steps_here += 1
             return StepResult(self.steps_done - 1, None, now() - started, total)
-        own = self._own(batch, total, whole is not None)
-        parts = split_batch(to_device(own, self.device), micro_batches(self.plan, total)[self.replica])
-        weights = weights_of(parts, total, self.plan, self.workload.loss, self.slices)
-        state = runner.step(self.steps_done, parts, weights)
+        state = runner.step(self.steps_done, fed)
         self.steps_done += 1
         self._steps_here += 1
         loss = float(state.loss) if state.loss is not None else None
         return StepResult(self.steps_done - 1, loss, now() - started, total)
 
-    def _own(self, batch: Batch, total: int, already: bool) -> Batch:
-        sizes = split(total, self.plan.dp)
-        if already:
-            if batch.samples != sizes[self.replica]:
-                why = f"replica {self.replica} trains {sizes[self.replica]} of {total} samples"
-                raise PlanError(f"a part of {batch.samples} samples", why)
-            return batch
-        return split_batch(batch, sizes)[self.replica] if self.plan.dp > 1 else batch
+    def preload(self, batch: Any, whole: int | None = None) -> None:
+        """Start to bring a batch to where it is read (preload=on): call this before the step of the batch before it,
+        during which it comes; `step()` without a batch then takes what came first."""
+        self.inputs.preload(batch, whole)
+
+    def run(self, batches: Iterable[Any]) -> Iterator[StepResult]:
+        """A step for every batch, as it is taken; with preload=on the next batch comes while this one is trained."""
+        return (step() for step in steps_of(self, ((batch, None) for batch in batches)))
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
@@ -335,6 +335,7 @@ class Trainer:
         """Leave the process groups that this trainer made; of servers and their workers, each other."""
         if self._part is not None:
             close(self._part, self.recorder)
+        self.inputs.close()
         for sums in self._sums.values():
             sums.close()
         if self.server is not None:

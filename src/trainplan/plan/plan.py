@@ -57,6 +57,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "precision": ("fp32", "tf32", "bf16", "fp16"),
     "overlap": ("on", "off"),
     "sequence": ("off", "on"),
+    "preload": ("given", "off", "on"),
 }
 
 # Exchanges whose order is decided while running, and the numbers that each of them has.
@@ -128,6 +129,7 @@ class Request:
     fused: tuple[int, ...] | None = None  # gradients of each fused tensor, in the order of their arrival (PACE)
     tp: int | None = None  # ranks that share every stage between them: slices of its weights and of its arithmetic
     sequence: str | None = None  # on: what they do not slice they share out by tokens
+    preload: str | None = None  # on: the next batch comes to its device while this one is trained
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,8 @@ class Plan:
     fused: tuple[int, ...] = ()
     tp: int = 1  # ranks of every stage of a pipeline, with a slice of its weights each
     sequence: str = "off"
+    # How a batch comes to the devices: given there; loaded when a step begins; or during the step before (`loads.py`).
+    preload: str = "given"
 
     @property
     def sharers(self) -> int:
@@ -286,6 +290,7 @@ def plan(
     fused: tuple[int, ...] = (),
     tp: int = 1,
     sequence: str = "off",
+    preload: str = "given",
 ) -> Plan:
     """A plan with the usual choices where none is given.
 
@@ -299,7 +304,7 @@ def plan(
         placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order), tp), key, chunks, pairs,
         tuple(spread), tuple(order), slices=tuple(slices), zero=zero, shard=0 if shard == dp else shard,
         node=node, servers=servers, bound=tuple(bound), split=split, threshold=threshold, cycle=cycle, slice=slice,
-        credit=credit, fused=tuple(fused), tp=tp, sequence=sequence,
+        credit=credit, fused=tuple(fused), tp=tp, sequence=sequence, preload=preload,
     )  # fmt: skip
 
 
@@ -321,7 +326,7 @@ def usual_placement(plan: Plan) -> Placement:
 
 def open_fields(request: Request) -> tuple[str, ...]:
     """The choices that a request leaves open."""
-    given = {"memory", "spread", "placement", "order", "partition", "zero", "shard", "node"}
+    given = {"memory", "spread", "placement", "order", "partition", "zero", "shard", "node", "preload"}
     given |= {"servers", "bound", "split", "tp", "sequence", *itertools.chain(*EXCHANGE_FIELDS.values())}
     choices = [f.name for f in fields(request) if f.name not in given]
     return tuple(name for name in choices if getattr(request, name) is None)

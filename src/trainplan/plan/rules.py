@@ -40,6 +40,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     check_stages(plan, asked)
     check_served(plan, asked)
     check_sliced(plan, asked)
+    check_preload(plan, asked)
     _devices(plan, asked, world)
     _batch(plan, asked, batch)
     return plan
@@ -306,6 +307,13 @@ def other_table(plan: Plan) -> tuple[str, str]:
     if not plan.order:
         instead += "; or schedule=1f1b, which takes any table"
     return f"{why}, or these ranks by other names", instead
+
+
+def check_preload(plan: Plan, asked: str) -> None:
+    """Refused where the next batch is to come while this one is trained, and nothing may go on meanwhile."""
+    if plan.preload == "on" and plan.overlap == "off":
+        why = "overlap=off has nothing on its way while anything is computed, and preload=on has the next batch"
+        raise PlanError(asked, why, "preload=off, or overlap=on")
 
 
 def _devices(plan: Plan, asked: str, world: int | None) -> None:

@@ -40,14 +40,14 @@ _SIZES = ("bucket", "memory", "threshold", "slice", "credit")
 _ORDER = (
     "dp", "tp", "sequence", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement",
     "recompute", "exchange", "node", "threshold", "cycle", "slice", "credit", "fused", "zero", "shard", "bucket",
-    "updates", "precision", "overlap", "memory", "servers", "bound", "split",
+    "updates", "precision", "overlap", "preload", "memory", "servers", "bound", "split",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {
     "dp": 1, "pp": 1, "chunks": 1, "pairs": 1, "micro": 1, "schedule": "naive", "slices": (), "stages": (),
     "recompute": "none", "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on",
     "memory": None, "zero": 0, "shard": 0, "node": 0, "servers": 0, "bound": (), "split": SPLIT, "threshold": 0,
-    "cycle": 0.0, "slice": 0, "credit": 0, "fused": (), "tp": 1, "sequence": "off",
+    "cycle": 0.0, "slice": 0, "credit": 0, "fused": (), "tp": 1, "sequence": "off", "preload": "given",
 }  # fmt: skip
 
 

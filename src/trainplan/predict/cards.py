@@ -22,7 +22,7 @@ from trainplan.program.program import CostClass, Program
 _COLLECTIVE = {Kind.SCATTER_GRAD: reduce_scatter, Kind.GATHER_F: all_gather, Kind.GATHER_B: all_gather}
 Shares = dict[int, float]  # card → share of its rate that is asked for
 _TALKS = frozenset((*SENDS, *COLLECTIVES))
-_SERVED = frozenset((Kind.SEND_G, Kind.SEND_W))
+_SERVED = frozenset((Kind.SEND_G, Kind.SEND_W, Kind.SEND_INPUT))
 _NOTHING: tuple[float, Shares] = (0.0, {})
 
 

@@ -123,6 +123,13 @@ def _sum(c: CostClass, s: Setting) -> tuple[float, float]:
     return seconds, 0.0
 
 
+def _load(c: CostClass, s: Setting) -> tuple[float, float]:
+    """Over the link to the host; or, where the host is the device, in its memory: read once, written once."""
+    device = s.cluster.device(c.rank)
+    seconds = c.bytes / device.host_rate if device.host_rate else 2 * c.bytes / device.memory_rate
+    return seconds, s.cluster.dispatch_s
+
+
 def _tick(c: CostClass, s: Setting) -> tuple[float, float]:
     return c.seconds, 0.0
 
@@ -178,6 +185,9 @@ RULES: dict[Kind, Rule] = {
     Kind.GATHER_B: _gather,
     Kind.TICK: _tick,
     Kind.NEGOTIATE: _sum,
+    Kind.LOAD: _load,
+    Kind.SEND_INPUT: _send,
+    Kind.RECV_INPUT: _receive,
 }
 
 

@@ -131,6 +131,23 @@ class Crossing:
 
 
 @dataclass(frozen=True)
+class Input:
+    """A tensor of the batch, and who reads it. What the loss compares with counts as read by the last block."""
+
+    name: str  # its place in the batch, such as args[0]
+    blocks: tuple[int, ...]  # none: nobody reads it
+    bytes_per_sample: float
+    fixed_bytes: int = 0  # does not grow with the batch
+
+    def bytes(self, samples: int) -> int:
+        """
+        >>> Input("args[0]", (0,), bytes_per_sample=12.0).bytes(4), Input("kwargs[mask]", (0, 3), 0.0, 64).bytes(4)
+        (48, 64)
+        """
+        return round(self.bytes_per_sample * samples) + self.fixed_bytes
+
+
+@dataclass(frozen=True)
 class Parameter:
     """A parameter tensor; `Profile.parameters` lists them in the order in which their gradients arrive."""
 
@@ -205,6 +222,7 @@ class Profile:
     sequence: str = "off"  # on: what they do not slice they share out by tokens
     recompute: str = "none"  # selective: backward passes have the core of attention in them once more
     varied: bool = False  # it is a variant of another (`variant.py`)
+    inputs: tuple[Input, ...] = ()  # none: it is not known who reads what of the batch
 
     def __post_init__(self) -> None:
         sizes = len(self.samples)
@@ -299,6 +317,12 @@ class Profile:
 
     def update_s(self, first: int, last: int) -> float:
         return sum(block.update_s for block in self.blocks[first:last])
+
+    def inputs_of(self, first: int, last: int) -> tuple[Input, ...]:
+        """What blocks first ≤ b < last read of the batch. Where that is not known, all who may: the model begins with
+        its inputs, and ends with what they are compared with."""
+        whole = Input("", (0, len(self.blocks) - 1), self.input_bytes_per_sample)
+        return tuple(i for i in self.inputs or (whole,) if any(first <= block < last for block in i.blocks))
 
     def parameters_of(self, first: int, last: int) -> tuple[Parameter, ...]:
         """The parameters that blocks first ≤ b < last use, in order of gradient arrival."""

@@ -16,8 +16,10 @@ from trainplan.errors import ModelError
 from trainplan.profile.arithmetic import stored_in
 from trainplan.profile.capture.branches import branch_bytes
 from trainplan.profile.capture.captured import Captured
+from trainplan.profile.capture.stage import value_at
 from trainplan.profile.capture.tokens import tokens_of
-from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
+from trainplan.profile.profile import Block, Crossing, Input, Parameter, Profile, Provenance
+from trainplan.workload.batch import each_tensor, tensors
 from trainplan.workload.workload import Batch, Workload
 
 
@@ -84,7 +86,25 @@ def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
         clip_norm=workload.clip_norm,
         whole_sequences=whole,
         loss_bytes=kept_by_loss / batch.samples,
+        inputs=_inputs(captured, batch),
     )
+
+
+def _inputs(captured: Captured, batch: Batch) -> tuple[Input, ...]:
+    """Every tensor of the batch, and the blocks that read it."""
+    batch = each_tensor(batch, Tensor.detach)  # so that no two of its places hold the same object
+    readers: dict[int, list[int]] = {}
+    for item in captured.exported.inputs.values():
+        blocks = [number for number, block in enumerate(captured.blocks) if item.name in block.inputs]
+        readers[id(value_at(batch, item.path))] = blocks
+    last = len(captured.blocks) - 1
+    made = []
+    for place, tensor in tensors(batch).items():
+        blocks = [last] if place.startswith("targets") else readers.get(id(tensor), [])
+        per_sample = tensor.dim() > 0 and tensor.shape[0] == batch.samples
+        size = tensor.nbytes
+        made.append(Input(place, tuple(blocks), *((size / batch.samples, 0) if per_sample else (0.0, size))))
+    return tuple(made)
 
 
 def _tokens(captured: Captured, workload: Workload, batch: Batch) -> tuple[str | None, dict[int, float]]:

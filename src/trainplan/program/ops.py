@@ -37,6 +37,9 @@ class Kind(IntEnum):
     GATHER_B = 21  # the same once more, for backward
     TICK = 22  # a cycle passes before ranks look again at what is ready
     NEGOTIATE = 23  # the ranks tell each other what is ready
+    LOAD = 24  # what a stage reads of a step's batch, from the host's memory to its device
+    SEND_INPUT = 25  # a worker's part of the batch from the first device to its own (nn.DataParallel)
+    RECV_INPUT = 26
 
 
 class Lane(IntEnum):
@@ -103,6 +106,9 @@ SPECS: dict[Kind, Spec] = {
     Kind.GATHER_B: Spec(Lane.GROUP, "gather weights again", collective=True),
     Kind.TICK: Spec(Lane.HOST, "cycle"),
     Kind.NEGOTIATE: Spec(Lane.GROUP, "negotiation", collective=True),
+    Kind.LOAD: Spec(Lane.COPY_IN, "load inputs"),
+    Kind.SEND_INPUT: Spec(Lane.LINK, "scatter inputs", message=True, twin=Kind.RECV_INPUT),
+    Kind.RECV_INPUT: Spec(Lane.LINK, "receive inputs", message=True, twin=Kind.SEND_INPUT),
 }
 SENDS = tuple(kind for kind in Kind if kind.name.startswith("SEND"))
 RECEIVES = tuple(kind for kind in Kind if kind.name.startswith("RECV"))

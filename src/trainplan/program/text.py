@@ -7,6 +7,7 @@
     1F0^1          in pipeline 1                                 1F0@2        in step 2
     1F0#1          of job 1                                      0BARRIER.3   fourth barrier of a step
     0NEGOTIATE.2   third round of a step's exchange              0TICK.2      the cycle before it
+    0LOAD^1@2      inputs of stage 0 in pipeline 1, of step 2    0SEND_INPUT0>0^1   the part of worker 1
 
 Whatever is zero is left out, except the micro-batch of an operation that has one.
 
@@ -32,6 +33,7 @@ _PATTERN = re.compile(
 # Kinds that are about the whole batch: no micro-batch in their name.
 WITHOUT_MICRO_BATCH = (
     Kind.REDUCE_GRAD, Kind.COUNT, Kind.LOSS, Kind.NORM, Kind.STEP, Kind.BARRIER, Kind.TICK, Kind.NEGOTIATE,
+    Kind.LOAD,
 )  # fmt: skip
 
 

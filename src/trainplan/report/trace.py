@@ -18,7 +18,7 @@ from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.timeline import Event, Timeline
 
 _SOURCES = ("predicted", "measured")
-_ROWS = {Lane.COMPUTE: "compute", Lane.LINK: "messages", Lane.GROUP: "collectives"}
+_ROWS = {Lane.COMPUTE: "compute", Lane.LINK: "messages", Lane.GROUP: "collectives", Lane.COPY_IN: "loads"}
 _SLOTS = 100  # rows of one kind that may be open at once
 
 

@@ -18,6 +18,7 @@ from trainplan.plan.placement import placement, renamed
 from trainplan.plan.plan import Plan, Request, plan, usual_lines
 from trainplan.plan.rules import (
     CHUNKED,
+    check_preload,
     check_sharding,
     check_sketch,
     check_stages,
@@ -79,6 +80,7 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
         servers=servers, bound=USUAL_BOUND.get(exchange, ()) if request.bound is None else request.bound,
         split=request.split or SPLIT,
         updates=request.updates or "sync", precision=request.precision or "fp32", overlap=request.overlap or "on",
+        preload=request.preload or "given",
         blocks=blocks, key=request.key, order=request.order or (), zero=request.zero or 0,
         shard=request.shard or (_hybrid(dp, inside) if request.key == "hsdp" else 0),
         tp=tp, sequence=request.sequence or "off",
@@ -176,5 +178,6 @@ def _together(request: Request, sketch: Plan, asked: str) -> None:
     check_sharding(sketch, asked)
     check_served(sketch, asked)
     check_sliced(sketch, asked)
+    check_preload(sketch, asked)
     if request.stages is not None:
         check_stages(sketch, asked)

@@ -88,6 +88,12 @@ def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     return Batch(batch.samples, args, kwargs, targets)
 
 
+def each_place(batch: Batch, change: Callable[[str, Tensor], Tensor]) -> Batch:
+    """The same, told the place of every tensor, as `tensors` names it."""
+    found = iter(tensors(batch))
+    return each_tensor(batch, lambda tensor: change(next(found), tensor))
+
+
 def tensors(batch: Batch) -> dict[str, Tensor]:
     """Every tensor of the batch by its place.
 

@@ -196,7 +196,7 @@ class Stage(nn.Module):
     def _run(self, code: Code, env: Environment, batch: Batch) -> None:
         args: list[Any] = [store[key] for store, key in code.slots]
         args += [env[name] for name in code.reads]
-        args += [_find(batch, item.path) for item in code.inputs]
+        args += [value_at(batch, item.path) for item in code.inputs]
         if code.counts:
             args.append(batch.samples)
         env.update(zip(code.makes, code.function(*args), strict=True))
@@ -210,7 +210,7 @@ class Stage(nn.Module):
     def check(self, batch: Batch) -> None:
         """Refuse a batch for which the captured graph is not right."""
         for name, item in self._inputs.items():
-            value = _find(batch, item.path)
+            value = value_at(batch, item.path)
             want = (batch.samples, *item.shape[1:]) if item.per_sample else item.shape
             if not isinstance(value, Tensor) or tuple(value.shape) != want or value.dtype != item.dtype:
                 found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
@@ -303,7 +303,7 @@ def _read(consumers: tuple[int, ...], first: int, last: int) -> bool:
     return any(first <= block < last for block in consumers)
 
 
-def _find(batch: Batch, path: tuple[Any, ...]) -> Any:
+def value_at(batch: Batch, path: tuple[Any, ...]) -> Any:
     """The value at a path from (args, kwargs) down."""
     value: Any = batch.args if path[0] == 0 else batch.kwargs
     for key in path[1:]:
@@ -319,7 +319,7 @@ def _find(batch: Batch, path: tuple[Any, ...]) -> Any:
 
 
 def _check_constant(batch: Batch, constant: Constant) -> None:
-    value = _find(batch, constant.path)
+    value = value_at(batch, constant.path)
     if type(value) is not type(constant.value) or value != constant.value:
         raise ModelError(
             f"batch of {batch.samples} samples",

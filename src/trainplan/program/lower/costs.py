@@ -7,6 +7,7 @@ import numpy as np
 from trainplan.profile.profile import Amount
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.loads import INPUT_MESSAGES, load_class
 from trainplan.program.lower.rows import Table
 from trainplan.program.lower.served import served_class
 from trainplan.program.ops import SENDS, SHARED_OUT, SPECS, Kind
@@ -49,7 +50,8 @@ def cost_classes(
             classes.append(_shared(layout, found) if layout.plan.tp > 1 else found)
         class_of[spot] = known[key]
     cost = class_of[place]
-    payload = [c.bytes if SPECS[c.kind].message or SPECS[c.kind].collective else 0 for c in classes]
+    moves = [SPECS[c.kind].message or SPECS[c.kind].collective or c.kind is Kind.LOAD for c in classes]
+    payload = [c.bytes if moved else 0 for c, moved in zip(classes, moves, strict=True)]
     return cost, tuple(classes), np.array(payload, dtype=np.int64)[cost]
 
 
@@ -78,6 +80,8 @@ def _class(
             return found
     first, last = plan.bounds[stage]
     rank = layout.rank(replica, stage, line)
+    if kind is Kind.LOAD or kind in INPUT_MESSAGES:
+        return load_class(layout, kind, rank, together)
     if SPECS[kind].message:
         forward = kind in (Kind.SEND_F, Kind.RECV_F)
         edge = layout.edge[(stage, peer) if forward == (kind in SENDS) else (peer, stage)]

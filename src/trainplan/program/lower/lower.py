@@ -75,7 +75,7 @@ def lower(
         pipeline=_pipeline(layout, table)[row], stage=np.where(_PER_REPLICA[kind], 0, table.stage[row]),
         unit=table.unit[row] + phase, micro_batch=micro, slice=part, peer_stage=table.peer[row], rank=rank,
         peer=peer[row], bytes=bytes_, group=group, version=step, cost=cost,
-        waits=_waits(table.kind, layout.backend, overlap)[row], lists=Ragged(lists.start, numbers.op),
+        waits=_waits(table.kind, layout.backend, overlap, plan.preload)[row], lists=Ragged(lists.start, numbers.op),
         holds=holds, reads=made.reads, resource_lane=lanes, resource_rank=owners, resource_peer=peers,
         value_kind=made.kind, value_bytes=made.bytes, value_rank=made.rank, value_maker=made.maker,
         value_end=made.end, value_late=made.late, value_early=made.early, classes=classes, groups=numbers.groups,
@@ -100,10 +100,11 @@ def _pipeline(layout: Layout, table: Table) -> Ints:
     return pipeline
 
 
-def _waits(kind: Ints, backend: Backend, overlap: str) -> np.ndarray:
+def _waits(kind: Ints, backend: Backend, overlap: str, preload: str) -> np.ndarray:
     """What keeps the host until it is over."""
     waits = (_COMPUTE[kind] & backend.host_computes) | (kind == Kind.BARRIER)
     waits |= _AWAITED[kind] & backend.receives_wait
+    waits |= (kind == Kind.LOAD) & (preload == "off")
     if overlap == "off":
         waits |= _SEND[kind] | _COLLECTIVE[kind]
     return waits
@@ -118,7 +119,7 @@ def _peers(layout: Layout, table: Table) -> Ints:
 def _peer(layout: Layout, kind: int, replica: int, line: int, peer: int) -> int:
     if peer < 0:
         return -1
-    if layout.service is not None and kind in (Kind.SEND_G, Kind.RECV_W):
+    if layout.service is not None and kind in (Kind.SEND_G, Kind.RECV_W, Kind.RECV_INPUT):
         return layout.service.rank(layout.service.server(peer))
     return layout.local(replica, peer, line)
 
@@ -221,7 +222,8 @@ def _members(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> 
 def _resources(
     table: Table, row: Ints, group: Ints, groups: tuple[tuple[int, ...], ...], peer: Ints
 ) -> tuple[Ragged, np.ndarray, Ints, Ints]:
-    """What each operation holds: its device, the link that it sends over, or a place in its group's queue on each rank.
+    """What each operation holds: its device, its way in from the host, the link that it sends over, or a place in its
+    group's queue on each rank.
 
     A receive holds nothing: the message is on the link, which the sender holds.
     """
@@ -232,6 +234,8 @@ def _resources(
     held[send] = world + link
     sizes = np.array([len(g) for g in groups] or [0], dtype=np.int64)
     queues = world + len(links) + np.concatenate([[0], np.cumsum(sizes)])  # of a group: the first of its places
+    load = table.kind == Kind.LOAD
+    held[load] = queues[-1] + table.rank[load]
     start = np.zeros(len(row) + 1, dtype=np.int64)
     np.cumsum(np.where(group >= 0, sizes[np.maximum(group, 0)], (held >= 0)[row]), out=start[1:])
     items = np.empty(int(start[-1]), dtype=np.int64)
@@ -240,10 +244,11 @@ def _resources(
     for op in np.flatnonzero(group >= 0).tolist():
         items[start[op] : start[op + 1]] = np.arange(queues[group[op]], queues[group[op] + 1])
     count = int(sizes.sum())
-    lanes = np.repeat(np.array([Lane.COMPUTE, Lane.LINK, Lane.GROUP], dtype=np.uint8), [world, len(links), count])
+    ways_in = np.arange(world if load.any() else 0)
+    kinds = np.array([Lane.COMPUTE, Lane.LINK, Lane.GROUP, Lane.COPY_IN], dtype=np.uint8)
+    lanes = np.repeat(kinds, [world, len(links), count, len(ways_in)])
     members = np.array([r for g in groups for r in g], dtype=np.int64)
-    owners = np.concatenate([np.arange(world), links // world, members])
-    others = np.concatenate(
-        [np.full(world, -1), links % world, np.repeat(np.arange(len(groups)), sizes[: len(groups)])]
-    )
+    owners = np.concatenate([np.arange(world), links // world, members, ways_in])
+    queue = np.repeat(np.arange(len(groups)), sizes[: len(groups)])
+    others = np.concatenate([np.full(world, -1), links % world, queue, np.full(len(ways_in), -1)])
     return Ragged(start, items), lanes, owners.astype(np.int64), others.astype(np.int64)

@@ -15,6 +15,7 @@ from trainplan.program.lower.edges import Edge, message_bytes
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
+from trainplan.program.lower.loads import may_open
 from trainplan.program.ops import COLLECTIVES, RECEIVES, Kind, Value
 from trainplan.program.posting import RECEIVES_AHEAD, due, in_order_of_sending
 from trainplan.program.program import Bools, Ints, are
@@ -149,7 +150,7 @@ def _taken(found: Found, ends: Ends) -> Ints:
 def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     """Buffers of receives from when they are posted until they are taken (`program.posting`): some when a step begins,
     each of the others when the one so many before it has been taken."""
-    alone = np.flatnonzero(~_COLLECTIVE[found.kind])  # in the order of the lists
+    alone = np.flatnonzero(may_open(found))  # in the order of the lists
     starts = alone[_changes(found.rank[alone], found.step[alone])]
     ops = np.flatnonzero(_RECEIVE[found.kind])
     first = starts[np.searchsorted(starts, ops, side="right") - 1]  # operation of its step

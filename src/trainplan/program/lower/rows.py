@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainplan.program.lower.layout import Holding, Layout
+from trainplan.program.lower.loads import INPUT_MESSAGES, fed
 from trainplan.program.lower.phases import apart_from, in_phases
 from trainplan.program.lower.row import Row
 from trainplan.program.lower.serving import around, servers
@@ -26,7 +27,7 @@ from trainplan.program.text import WITHOUT_MICRO_BATCH
 # pass and, so many further on, for the second part of one or for one that is recomputed (there are never both).
 _FORWARD, _FIRST_FORWARD, _INPUT, _FIRST, _LATER, _LAST, _ONLY = range(7)
 _OTHERWISE = 4
-_WHOLE = are((*WITHOUT_MICRO_BATCH, Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W))
+_WHOLE = are((*WITHOUT_MICRO_BATCH, Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W, *INPUT_MESSAGES))
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,10 @@ def entries(layout: Layout, steps: int) -> Entries:
             early, late = around(layout, bodies, replica, rank)
             body = np.concatenate([[*early, before], body, [after, *late]]).astype(np.int64)
             of = np.concatenate([[0] * (len(early) + 1), of, [0] * (len(late) + 1)])
+            each = [(body, of, np.zeros(len(body), dtype=np.int64))] * steps
             if layout.decides:
-                lists.append((rank, _decided(bodies, order, body, of, variant, held, steps)))
-            else:
-                lists.append((rank, [(body, of, np.zeros(len(body), dtype=np.int64))] * steps))
+                each = _decided(bodies, order, body, of, variant, held, steps)
+            lists.append((rank, fed(layout, bodies, held, each)))
     for rank, body, of in servers(layout, bodies):
         lists.append((rank, [(body, of, np.zeros(len(body), dtype=np.int64))] * steps))
     lists.sort(key=lambda one: one[0])

@@ -15,6 +15,7 @@ import numpy as np
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
+from trainplan.program.lower.loads import may_open, scattered_bytes
 from trainplan.program.lower.service import Load, Service
 from trainplan.program.ops import RECEIVES, Kind, Value
 from trainplan.program.posting import RECEIVES_AHEAD
@@ -136,7 +137,7 @@ def _posted(ledger: Ledger, found: Found, service: Service) -> None:
         Value.COMMUNICATION, size[later], found.rank[ops[later]], ops[after[later]], ops[later], late=True, early=True
     )  # fmt: skip
     # The others are posted when the step begins: with the first operation that its rank has in it.
-    alone = np.flatnonzero(found.alone)
+    alone = np.flatnonzero(may_open(found))
     start = alone[np.unique(found.rank[alone] * found.steps + found.step[alone], return_index=True)[1]]
     opened = dict(zip((found.rank[start] * found.steps + found.step[start]).tolist(), start.tolist(), strict=True))
     first = np.array([opened[key] for key in home.tolist()], dtype=np.int64)
@@ -145,5 +146,7 @@ def _posted(ledger: Ledger, found: Found, service: Service) -> None:
 
 
 def _bytes(found: Found, service: Service, op: int) -> int:
+    if found.kind[op] == Kind.RECV_INPUT:
+        return scattered_bytes(found.layout, found.layout.replicas[int(found.replica_of[op])])
     load = service.loads[int(found.unit[op])]
     return load.pushed_bytes if found.kind[op] == Kind.RECV_G else load.bytes

@@ -24,6 +24,7 @@ from trainplan.program.lower.decided import decided
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.gradients import gradients, updates
 from trainplan.program.lower.ledger import Ledger, Values
+from trainplan.program.lower.loads import inputs
 from trainplan.program.lower.messages import messages
 from trainplan.program.lower.phases import phases_of
 from trainplan.program.lower.served import served_states
@@ -38,6 +39,7 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
     layout = found.layout
     homes = found.homes()  # stage, place
     _states(ledger, found)
+    inputs(ledger, found)
     for chosen, put in ((~found.recomputed, activations), (found.recomputed, recomputed_activations)):
         if chosen.all():
             put(ledger, found, homes)
@@ -60,7 +62,7 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
 
 
 def _states(ledger: Ledger, found: Found) -> None:
-    """What is there before the first step. Every rank gets the whole batch of its replica, inputs and targets."""
+    """What is there before the first step, but for the batch."""
     profile, layout = found.layout.profile, found.layout
     holdings = layout.holdings
     never = np.full(len(holdings), -1, dtype=np.int64)
@@ -80,9 +82,6 @@ def _states(ledger: Ledger, found: Found) -> None:
     if layout.service is not None:
         whole = round(states[0] * profile.state_bytes_per_parameter)
         served_states(ledger, layout, layout.service, whole)
-    batches = {h.rank: sum(layout.sizes[h.replica]) for h in holdings}
-    inputs = np.round(profile.input_bytes_per_sample * np.array(list(batches.values()))).astype(np.int64)
-    ledger.add(Value.INPUT, inputs, np.array(list(batches)), never[: len(batches)], never[: len(batches)])
 
 
 def _counts(ledger: Ledger, found: Found) -> None:

@@ -1,0 +1,160 @@
+"""Copies of a batch on a device: at once, or behind the host's back.
+
+On a GPU what goes ahead is copied from pinned memory on a stream of its own, so that neither the host nor what is
+computed waits for it; whoever reads it has its own stream wait for the copy. On a CPU a thread copies it. Either way a
+thread starts it: memory that is not pinned yet has to be copied once more on the host, which takes as long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+from trainplan.engine.clocks import now
+from trainplan.errors import RunError
+from trainplan.workload.batch import each_place, split
+from trainplan.workload.workload import Batch
+
+
+@dataclass
+class Span:
+    """When something was copied, and how much."""
+
+    begun: float
+    bytes: int = 0
+    over: float | None = None
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around a copy that a stream makes
+
+    def ended(self) -> float:
+        """When it was over, once it is."""
+        if self.events is not None:
+            self.events[1].synchronize()
+            return self.begun + self.events[0].elapsed_time(self.events[1]) / 1e3
+        assert self.over is not None  # the host has made it
+        return self.over
+
+
+@dataclass
+class Copy:
+    """What a stage reads of a batch, on its device, in micro-batches; what it does not read is there by shape only."""
+
+    whole: Batch  # of which the micro-batches are the first parts
+    parts: list[Batch]
+    tensors: list[Tensor]  # that were copied
+    span: Span
+
+    def join(self) -> None:
+        """What follows on the current stream comes after the copy."""
+        if self.span.events is not None:
+            stream = torch.cuda.current_stream(self.tensors[0].device)
+            stream.wait_event(self.span.events[1])
+            for tensor in self.tensors:
+                tensor.record_stream(stream)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a stage reads of a batch: which of its tensors, and of which of its micro-batches."""
+
+    places: frozenset[str]
+    chosen: tuple[bool, ...]
+
+    def copied(self, source: Batch, sizes: Sequence[int], device: torch.device) -> Copy:
+        """The copy, made at once. `sizes` are those of the micro-batches; what is beyond them is for other workers."""
+        begun, tensors, fixed = now(), list[Tensor](), dict[str, Tensor]()
+
+        def bring(place: str, tensor: Tensor) -> Tensor:
+            if place not in self.places:
+                return by_shape(place, tensor)
+            if place not in fixed:
+                copy = moved(tensor, device)
+                tensors.append(copy)
+                if not _per_sample(tensor, source.samples):  # the same for all micro-batches
+                    fixed[place] = copy
+                return copy
+            return fixed[place]
+
+        if all(self.chosen):
+            whole = each_place(source, bring)
+            parts = first_of(whole, sizes)
+        else:
+            whole = source
+            parts = [
+                each_place(part, bring if mine else by_shape)
+                for part, mine in zip(first_of(source, sizes), self.chosen, strict=True)
+            ]
+        return Copy(whole, parts, tensors, Span(begun, sum(tensor.nbytes for tensor in tensors)))
+
+
+def first_of(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
+    """The first parts of a batch."""
+    rest = batch.samples - sum(sizes)
+    return split(batch, [*sizes, rest] if rest else sizes)[: len(sizes)]
+
+
+def by_shape(place: str, tensor: Tensor) -> Tensor:
+    """In the place of a tensor that is not read here: whoever reads it nevertheless is refused by torch."""
+    return torch.empty_like(tensor, device="meta")
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a tensor of the host's on a device; on a CUDA device it is under way on the current stream."""
+    if tensor.device.type != "cpu":
+        why = f"it is on {tensor.device} already, and the plan is to load it from the host's memory"
+        raise RunError("a batch", why, "preload=given, or a batch in the host's memory")
+    if device.type == "cpu":
+        return tensor.clone()
+    pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+    return pinned.to(device, non_blocking=True)
+
+
+def _per_sample(tensor: Tensor, samples: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] == samples
+
+
+class Copier:
+    """A thread that copies what is given to it, in turn; a daemon, so that nobody has to wait for it to end."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._queue: SimpleQueue[tuple[Callable[[], Copy], Future[Copy]] | None] = SimpleQueue()
+        threading.Thread(target=self._work, name="copies", daemon=True).start()
+
+    def start(self, copy: Callable[[], Copy]) -> Future[Copy]:
+        """A copy that is made, or on its way on a stream of its own."""
+        made: Future[Copy] = Future()
+        self._queue.put((copy, made))
+        return made
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            copy, made = item
+            try:
+                made.set_result(self._copied(copy))
+            except BaseException as error:  # whoever waits for the copy is told
+                made.set_exception(error)
+            del item, copy, made  # or the batch would stay until the next one comes
+
+    def _copied(self, copy: Callable[[], Copy]) -> Copy:
+        if self._stream is None:
+            found = copy()
+            found.span.over = now()
+            return found
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begun = now()  # nothing is on this stream any more: the copies before were awaited by the steps before
+            begin.record()
+            found = copy()
+            end.record()
+        found.span.begun, found.span.events = begun, (begin, end)
+        return found
