@@ -116,7 +116,7 @@ def _cases() -> list[Case]:
         ),
         Case("dapple", "tied", {**adam, "stages": (4,)}, optimizer="grouped_adamw", fields={"schedule": "onecycle"}),
     ]  # fmt: skip
-    return cases + grouped + ORDERS + _sharded() + EXCHANGES + SERVED + DECIDED
+    return cases + grouped + ORDERS + _sharded() + EXCHANGES + SERVED + DECIDED + PRELOADED
 
 
 def _sharded() -> list[Case]:
@@ -148,13 +148,14 @@ def _sharded() -> list[Case]:
 
 def _served() -> list[Case]:
     """Gradients that go to where the optimizer is: to the first worker, or to servers."""
-    root = {"dp": 2, "bucket": 300, "exchange": "dataparallel"}
+    root = {"dp": 2, "bucket": 300, "exchange": "dataparallel", "preload": "off"}
     step = {"dp": 2, "bucket": 300, "exchange": "ps-bsp", "servers": 1}
     two = {**step, "servers": 2, "split": 8}
     return [
         Case("dataparallel", "tied", root),
         Case("dataparallel", "residual", {**root, "dp": 3, "micro": 2}),
-        Case("dataparallel", "tied", {**root, "dp": 4}, optimizer="adamw", fields={"clip_norm": 0.05}),
+        Case("dataparallel", "tied", {**root, "dp": 4, "preload": "given"}, optimizer="adamw", fields={"clip_norm": 0.05}),
+        Case("dataparallel", "residual", {**root, "dp": 3, "preload": "on"}),
         Case("ps-bsp", "tied", step),
         Case("ps-bsp", "residual", {**step, "dp": 3, "bucket": 200}),
         Case("ps-bsp", "tied", {**two, "micro": 2, "recompute": "full"}),
@@ -323,8 +324,30 @@ def _decided() -> list[Case]:
     ]
 
 
+def _preloaded() -> list[Case]:
+    """Batches that are loaded as steps begin or ahead of them: on one rank and several, where stages read other things
+    of a batch, or nothing of it, or only of some micro-batches; and beside whatever else crosses steps."""
+    two, three = {"pp": 2, "micro": 3, "stages": (2,)}, {"pp": 3, "micro": 3, "stages": (2, 5)}
+    slices = {"slices": (3, 2, 3), "schedule": "terapipe"}
+    rows = [
+        ("tied", "on", {}),
+        ("residual", "off", {"micro": 2}),
+        ("tied", "on", {"dp": 2, "bucket": 200}),
+        ("residual", "off", {"dp": 2, "micro": 2, "bucket": 300}),
+        ("tied", "on", {**three, "schedule": "1f1b"}),
+        ("residual", "off", {**two, "schedule": "gpipe", "recompute": "full"}),
+        ("tied", "on", {**two, "schedule": "chimera", "bucket": 200}),
+        ("gpt", "on", {**two, **slices}),
+        ("tied", "on", {"dp": 2, "zero": 3, "bucket": 200}),
+        ("tied", "on", {"dp": 2, "exchange": "p3", "slice": 100}),
+        ("tied", "on", {"dp": 2, "bucket": 300, "exchange": "ps-bsp", "servers": 1}),
+    ]
+    return [Case("preload", model, {**choices, "preload": word}) for model, word, choices in rows]
+
+
 FUSED = {"tied": (4, 3, 5, 3), "residual": (2, 6, 1, 7)}  # gradients of each fused tensor
 DECIDED = _decided()
+PRELOADED = _preloaded()
 GRID = _grid()
 ORDERS = GRID + _orders()
 EXCHANGES = _exchanges()

@@ -69,26 +69,25 @@ class Reading:
         """The copy, made at once. `sizes` are those of the micro-batches; what is beyond them is for other workers."""
         begun, tensors, fixed = now(), list[Tensor](), dict[str, Tensor]()
 
-        def bring(place: str, tensor: Tensor) -> Tensor:
-            if place not in self.places:
-                return by_shape(place, tensor)
-            if place not in fixed:
-                copy = moved(tensor, device)
-                tensors.append(copy)
-                if not _per_sample(tensor, source.samples):  # the same for all micro-batches
-                    fixed[place] = copy
-                return copy
-            return fixed[place]
+        def brought(batch: Batch) -> Batch:
+            def bring(place: str, tensor: Tensor) -> Tensor:
+                if place not in self.places:
+                    return by_shape(place, tensor)
+                if place in fixed:
+                    return fixed[place]
+                tensors.append(moved(tensor, device))
+                if not (tensor.dim() and tensor.shape[0] == batch.samples):  # the same for all micro-batches
+                    fixed[place] = tensors[-1]
+                return tensors[-1]
+
+            return each_place(batch, bring)
 
         if all(self.chosen):
-            whole = each_place(source, bring)
+            whole = brought(source)
             parts = first_of(whole, sizes)
         else:
-            whole = source
-            parts = [
-                each_place(part, bring if mine else by_shape)
-                for part, mine in zip(first_of(source, sizes), self.chosen, strict=True)
-            ]
+            whole, several = source, zip(first_of(source, sizes), self.chosen, strict=True)
+            parts = [brought(part) if mine else each_place(part, by_shape) for part, mine in several]
         return Copy(whole, parts, tensors, Span(begun, sum(tensor.nbytes for tensor in tensors)))
 
 
@@ -112,10 +111,6 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor.clone()
     pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
     return pinned.to(device, non_blocking=True)
-
-
-def _per_sample(tensor: Tensor, samples: int) -> bool:
-    return tensor.dim() > 0 and tensor.shape[0] == samples
 
 
 class Copier:
