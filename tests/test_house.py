@@ -139,7 +139,10 @@ def lowered_kinds() -> set[Kind]:
     found |= {Kind(int(kind)) for kind in lower(plan(dp=2, zero=3, blocks=4, bucket=1), profile, 8).kind}
     served = plan(dp=2, blocks=4, exchange="ps-bsp", servers=1)
     decided = plan(dp=2, blocks=4, exchange="horovod", threshold=10**6, cycle=1e-3)
-    return found | {Kind(int(kind)) for choices in (served, decided) for kind in lower(choices, chain(4), 8).kind}
+    scattered = plan(dp=2, blocks=4, exchange="dataparallel", preload="off")
+    return found | {
+        Kind(int(kind)) for choices in (served, decided, scattered) for kind in lower(choices, chain(4), 8).kind
+    }
 
 
 def test_every_kind_has_all_its_rules() -> None:

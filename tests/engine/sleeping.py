@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from tests.engine.systems import Case
 from trainplan.bench.pool import pool
 from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
+from trainplan.engine import copies
 from trainplan.engine.measurement import Measurement, measure
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan, plan
@@ -32,6 +33,7 @@ from trainplan.workload.workload import Batch, Loss, Workload
 BLOCKS = ((4.0, 5.0, 3.0), (6.0, 5.0, 4.0), (3.5, 3.0, 4.0), (5.0, 6.0, 4.0))
 WIDTH = 4
 TOKENS = 8  # of a sequence, where samples are sequences: a token takes its share of the sample
+RATE = 3200.0  # bytes that a load reads or writes a second, where one is slept through
 SPIN = 2e-4  # the last so many seconds are not slept: the system wakes sleepers up to 0.1 ms late
 
 # Defined with torch's lower-level tools: the decorator torch.library.custom_op takes 0.2 ms longer a call.
@@ -201,7 +203,7 @@ def _dispatch() -> float:
 
 def cluster(ranks: int) -> Cluster:
     """This machine, with its host and its messages as they are: neither is free, and the profile is hand-made."""
-    devices = (Device("cpu", 2**30, {}, 1e9),) * ranks
+    devices = (Device("cpu", 2**30, {}, RATE),) * ranks
     curves = [Curve("all_reduce", n, (0,), (_seconds(n)["all_reduce"],)) for n in (2, 4) if n <= ranks]
     if curves:
         curves.append(Curve("p2p", 2, (0,), (_seconds(2)["p2p"],)))
@@ -209,9 +211,16 @@ def cluster(ranks: int) -> Cluster:
     return Cluster("sleepers", (node,), "gloo", tuple(curves), dispatch_s=_dispatch())
 
 
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of inputs, which takes its time, whoever makes it. (To spin at its end would keep others from Python.)"""
+    time.sleep(2 * tensor.nbytes / RATE)
+    return tensor.clone()
+
+
 def train(rank: int, world: int, plan: Plan, batch: int, warm_up: int, steps: int) -> Measurement:
     """On every rank: some steps under a plan."""
     wake()
+    copies.moved = _moved
     job, skeleton, captured = _captured(bool(plan.slices))
     trainer = Trainer(plan, job, captured, lambda names: skeleton.materialise(names, 0))
     measured = measure(trainer, [(job.inputs(batch, 0), None)] * (warm_up + steps), warm_up=warm_up)
@@ -251,6 +260,10 @@ def _systems() -> list[Case]:
     four = {"pp": 4, "stages": (1, 2, 3), "micro": 6}
     chunked = {"pp": 2, "chunks": 2, "stages": (1, 2, 3), "micro": 4}
     orders = [
+        ("preload", 2, {"preload": "off"}),
+        ("preload", 2, {"preload": "on"}),
+        ("preload", 4, {"pp": 2, "stages": (2,), "micro": 2, "schedule": "1f1b", "preload": "on"}),
+        ("dataparallel", 2, {"dp": 2, "exchange": "dataparallel", "preload": "off"}),
         ("ddp", 9, {"dp": 2, "micro": 2, "bucket": 100, "exchange": "ring"}),
         ("all-to-all", 16, {"dp": 4, "bucket": 100, "exchange": "all-to-all"}),
         ("torchgpipe-as-found", 12, {"pp": 2, "stages": (1,), "micro": 3, "schedule": "lockstep"}),

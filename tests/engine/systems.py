@@ -148,13 +148,14 @@ def _sharded() -> list[Case]:
 
 def _served() -> list[Case]:
     """Gradients that go to where the optimizer is: to the first worker, or to servers."""
+    bites = {"clip_norm": 0.05}
     root = {"dp": 2, "bucket": 300, "exchange": "dataparallel", "preload": "off"}
     step = {"dp": 2, "bucket": 300, "exchange": "ps-bsp", "servers": 1}
     two = {**step, "servers": 2, "split": 8}
     return [
         Case("dataparallel", "tied", root),
         Case("dataparallel", "residual", {**root, "dp": 3, "micro": 2}),
-        Case("dataparallel", "tied", {**root, "dp": 4, "preload": "given"}, optimizer="adamw", fields={"clip_norm": 0.05}),
+        Case("dataparallel", "tied", {**root, "dp": 4, "preload": "given"}, optimizer="adamw", fields=bites),
         Case("dataparallel", "residual", {**root, "dp": 3, "preload": "on"}),
         Case("ps-bsp", "tied", step),
         Case("ps-bsp", "residual", {**step, "dp": 3, "bucket": 200}),

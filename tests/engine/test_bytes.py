@@ -33,7 +33,7 @@ def plans(world: int) -> list[Plan]:
     cuts = {2: (4,), 3: (2, 5), 4: (2, 4, 6)}[world]
     found.append(plan(pp=world, micro=3, schedule="1f1b", stages=cuts, blocks=blocks))
     if world == 2:
-        found.append(plan(dp=2, bucket=300, exchange="dataparallel", blocks=blocks))
+        found.append(plan(dp=2, bucket=300, exchange="dataparallel", preload="off", blocks=blocks))
         found.append(plan(dp=1, bucket=300, exchange="ps-bsp", servers=1, blocks=blocks))
     if world == 4:
         both = {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (4,), "blocks": blocks, "bucket": 200}

@@ -90,6 +90,12 @@ def test_gradients_of_weights_fill_gaps(key: str) -> None:
     assert predicted(case).step_s < (1 - CLOSE) * predicted(whole).step_s
 
 
+def test_a_load_is_hidden() -> None:
+    """What is loaded takes long enough: had it been waited for, that would be noticed above."""
+    waits, hides = (case for case in sleeping.SYSTEMS if case.key == "preload" and case.plan.pp == 1)
+    assert predicted(hides).step_s < (1 - 4 * CLOSE) * predicted(waits).step_s
+
+
 def test_a_message_ends_when_it_arrives_not_when_it_is_taken(gpipe: RunResult) -> None:
     """The second stage is the slow one: messages wait for it, and have long arrived when it takes them."""
     events = {event.name: event for event in gpipe.timeline.events}

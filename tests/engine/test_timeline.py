@@ -106,6 +106,8 @@ RIGHT = {
     "slices": Case("terapipe", "gpt", {"pp": 2, "micro": 2, "schedule": "terapipe", "stages": (2,), "slices": (3, 5)}),
     "lockstep": Case("torchgpipe-as-found", "tied", {"pp": 2, "micro": 2, "schedule": "lockstep", "stages": (2,)}),
     "servers": Case("ps-bsp", "tied", {"dp": 2, "servers": 1, "exchange": "ps-bsp", "bucket": 300}),
+    "inputs": Case("dataparallel", "tied", {"dp": 2, "exchange": "dataparallel", "bucket": 300, "preload": "off"}),
+    "inputs ahead": Case("preload", "tied", {"pp": 2, "micro": 2, "stages": (4,), "preload": "on"}),
 }
 
 
@@ -229,6 +231,22 @@ def weights_too_short(program: Program) -> Program:
     return change(program, "bytes", op, int(program.bytes[op]) - 8)
 
 
+def without_a_load(program: Program) -> Program:
+    """The batch is on the device, and nobody knows how it came there."""
+    return without(program, "0LOAD@1")
+
+
+def inputs_too_short(program: Program) -> Program:
+    op = find(program, "0SEND_INPUT0>0^1")
+    return change(program, "bytes", op, int(program.bytes[op]) - 8)
+
+
+def loads_whole_batch(program: Program) -> Program:
+    """Every stage loads all of the batch, inputs and targets."""
+    op = find(program, "1LOAD")
+    return change(program, "bytes", op, int(program.bytes[op] + program.bytes[find(program, "0LOAD")]))
+
+
 WRONG = {
     "replicas": (without_exchange, without_one_exchange, exchanges_swapped, bucket_too_short),
     "pipeline": (computations_swapped, messages_swapped, without_a_message, another_message, message_too_long),
@@ -237,6 +255,8 @@ WRONG = {
     "slices": (slices_swapped, without_a_slice, slices_of_one_length),
     "lockstep": (without_a_barrier, another_barrier),
     "servers": (without_a_push, loads_swapped, weights_too_short),
+    "inputs": (without_a_load, inputs_too_short),
+    "inputs ahead": (without_a_load, loads_whole_batch),
 }
 
 

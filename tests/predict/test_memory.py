@@ -34,6 +34,8 @@ PLANS = {
     "1f1b, recompute": {"pp": 2, "micro": 4, "schedule": "1f1b", "recompute": "full"},
     "lockstep, but last": {"pp": 2, "micro": 4, "schedule": "lockstep", "recompute": "except-last"},
     "zb-h1": {"pp": 2, "micro": 4, "schedule": "zb-h1"},
+    "load": {"preload": "off"},
+    "load, 1f1b": {"pp": 2, "micro": 4, "schedule": "1f1b", "preload": "off"},
     "ddp": {"dp": 2, "bucket": 2**18},
     "zero1": {"dp": 2, "overlap": "off", "zero": 1, "bucket": 2**18},
     "zero2": {"dp": 2, "overlap": "off", "zero": 2, "micro": 2, "bucket": 2**18},

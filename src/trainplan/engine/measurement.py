@@ -156,9 +156,11 @@ def merge(ranks: Sequence[Measurement], plan: Plan) -> Timeline:
 
     * A SEND lasts from when it was posted, and the message before it on the same link was over, until it arrived.
     * A collective starts when the last of its members comes.
+    * What was loaded ahead of the first step, before anything was recorded, is there when the timeline starts.
     """
     events = _collectives(_messages(ranks))
-    begin = min((event.start for event in events), default=0.0)
+    begin = min((event.start for event in events if plan.preload != "on" or event.kind != "LOAD"), default=0.0)
+    events = [replace(e, start=max(e.start, begin), end=max(e.end, begin)) for e in events]
     steps = 1 + max((parse(event.name).step for event in events), default=0)
     moved = tuple(
         replace(e, start=e.start - begin, end=e.end - begin) for e in sorted(events, key=lambda e: (e.start, e.rank))

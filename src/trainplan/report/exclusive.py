@@ -5,6 +5,7 @@ that goes on (the one that is over first: it is what everything waits for); else
 operation that comes next, because that is what was waited for. Waiting for a message thus belongs to its receive, and
 waiting for the other members of a collective to that collective. What is left at the end of a step, while other ranks
 still work, is `wait`. Where steps overlap, a step is what happens from the end of one's passes to that of the next.
+Inputs that are loaded ahead are waited for by nobody until the step before is over; so that is where they begin.
 
 So the seconds of all operations of a rank add up to its step, and differences between a predicted and a measured
 timeline add up to the difference of their steps.
@@ -55,11 +56,22 @@ def steps(timeline: Timeline) -> list[Step]:
         found.append(Step(number, end - begin, tuple(shares)))
     if found:
         return found
-    for number, events in sorted(by_step.items()):
+    end = float("-inf")  # of the step before
+    for number, own in sorted(by_step.items()):
+        events = _behind(own, end)
         begin, end = min(e.start for e in events), max(e.end for e in events)
         shares = [share for rank in range(timeline.world) for share in _shared(events, rank, begin, end)]
         found.append(Step(number, end - begin, tuple(shares)))
     return found
+
+
+def _behind(events: list[Event], moment: float) -> list[Event]:
+    """The events of a step, without what was loaded for it before a moment: of such loads nothing is left."""
+    rest = [e for e in events if e.kind != "LOAD" or e.end > moment]
+    begin = min((max(e.start, moment) if e.kind == "LOAD" else e.start for e in rest), default=moment)
+    return [
+        replace(e, start=max(e.start, moment, begin), end=max(e.end, begin)) if e.kind == "LOAD" else e for e in events
+    ]
 
 
 def _overlapping(by_step: dict[int, list[Event]]) -> list[tuple[int, list[Event], float, float]]:

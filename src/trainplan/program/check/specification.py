@@ -18,6 +18,8 @@ marked.
 7. *ends*: no operation waits for itself in a circle: the program runs to its end.   (order.py)
 8. *ordered*: there is one order of all collectives that every rank keeps to, also of collectives of different groups.
 9. *apart*: between ranks that meet at barriers, a message is sent and received between the same two.
+10. *loaded*: where a stage's inputs are loaded (or received) in the program, each of its forward passes reads those of
+    its own step.   (inputs.py)
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import numpy as np
 
 from trainplan.errors import ProgramError
 from trainplan.program.check.grid import grid
+from trainplan.program.check.inputs import loaded
 from trainplan.program.check.memory import alive
 from trainplan.program.check.messages import handed_over, matched
 from trainplan.program.check.order import apart, ends, ordered
@@ -39,7 +42,7 @@ from trainplan.program.wiring import Wiring, wire
 
 _SHOWN = 12  # faults beyond these are counted, not printed
 RULES: tuple[Callable[[View], Iterator[Fault]], ...] = (
-    once, matched, handed_over, alive, updated, gathered, fresh, ends, ordered, apart,
+    once, matched, handed_over, alive, updated, gathered, fresh, ends, ordered, apart, loaded,
 )  # fmt: skip
 
 
