@@ -43,9 +43,15 @@ def mlp() -> Workload:
     return of(nn.Sequential(*layers, nn.Linear(192, 4)), (192,), optimizer="adamw", batch=64)
 
 
+def wide() -> Workload:
+    """Nearly all of its bytes are inputs."""
+    return of(nn.Sequential(nn.Linear(4096, 16), nn.ReLU(), nn.Linear(16, 4)), (4096,), batch=64)
+
+
 @cache
 def built(name: str) -> tuple[Workload, nn.Module, Captured]:
-    workload = mlp() if name == "mlp" else load(name)
+    own = {"mlp": mlp, "wide": wide}
+    workload = own[name]() if name in own else load(name)
     torch.manual_seed(0)
     model = workload.build()
     return workload, model, capture(model, workload.inputs(2, 0), workload.loss)

@@ -22,6 +22,7 @@ from trainplan.program.program import Program
 # model → batch, micro-batch sizes of the profile, the first block of the second stage
 MODELS = {
     "mlp": (64, (8, 32, 64), 3),
+    "wide": (64, (16, 64), 1),
     "resnet18:cifar10": (4, (1, 2, 4), 4),
     "gpt:layers=2,hidden=64,heads=4,seq=64,vocab=500": (8, (1, 4, 8), 2),
 }
@@ -45,7 +46,8 @@ PLANS = {
 }
 # Beyond the smallest model one of each kind: what differs there are the blocks, not the plans.
 ENOUGH = ("single", "accumulate", "gpipe", "1f1b, recompute", "zb-h1")
-CASES = [(model, choices) for model in MODELS for choices in (PLANS if model == "mlp" else ENOUGH)]
+CHOSEN = {"mlp": tuple(PLANS), "wide": ("load", "load, 1f1b")}
+CASES = [(model, choices) for model in MODELS for choices in CHOSEN.get(model, ENOUGH)]
 
 
 @cache

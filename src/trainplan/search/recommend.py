@@ -7,7 +7,8 @@ plans were left, and what none of them can beat.
 (Very many micro-batches are tried only where fewer do not fit.) Of shapes that differ in hardly more than the number of
 their devices one is shown (`distinct.py`). The best are then refined (other cuts, other bucket
 sizes, other exchanges of gradients where communication is exposed) and ranked.
-Replicas that share out their states come in where memory asks for it, or where the clock says that it is faster.
+Replicas that share out their states come in where memory asks for it, or where the clock says that it is faster; and
+how batches come to the devices is chosen last (`solve/preload.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan.plan import Plan
-from trainplan.predict.predict import Prediction
+from trainplan.predict.predict import Prediction, predict
 from trainplan.profile.profile import Profile
 from trainplan.search.bound import Bounds
 from trainplan.search.changes import smallest_change
@@ -29,6 +30,7 @@ from trainplan.search.reasons import compared, one_device, reason
 from trainplan.search.space import Shape, for_memory, shape_of, shared_out, sketches
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.ranges import Tables
+from trainplan.solve.preload import brought
 from trainplan.solve.resolve import NOTHING, draft, refine
 from trainplan.units import gib
 
@@ -276,8 +278,12 @@ class _Search:
             # Behind the winner a gain must be worth a row, and what is far behind stays there.
             behind = (p.step_s / refined[0].step_s - 1) if refined else 0.0
             gain = max(HARDLY, behind - FAR) if refined else NOTHING
-            refined.append(refine(p, left, self.cluster, self.batch, self.tables, gain))
+            chosen = refine(p, left, self.cluster, self.batch, self.tables, gain)
+            refined.append(brought(chosen, self.cluster, self._trial))
         return sorted(refined, key=lambda p: p.step_s)
+
+    def _trial(self, plan: Plan) -> Prediction:
+        return predict(plan, self.profile, self.cluster, self.batch)
 
     def rejected(self, fastest: float) -> list[Rejected]:
         """What does not fit, a row for each number of stages and order of work, on as many devices as there are.

@@ -153,9 +153,21 @@ def inputs(ledger: Ledger, found: Found) -> None:
         numbers = ledger.add(Value.INPUT, size, holding.rank, load, over)
         passes = found.own(found.ops(Kind.F, [holding.stage]), own)
         ledger.reads(passes, np.broadcast_to(numbers[..., None], passes.shape))
+        _in_turn(ledger, found, holding, load, over)
         if scatters(layout) and holding is layout.holdings[0]:
             for other in range(1, layout.plan.dp):
                 ledger.reads(_of(found, Kind.SEND_INPUT, other), numbers[0])
+
+
+def _in_turn(ledger: Ledger, found: Found, holding: Holding, load: Ints, over: Ints) -> None:
+    """A host that runs ahead of its device does not load ahead of it, too: whoever trains gives the batch of a step when
+    the step before is over, or, where loads go ahead, when the one before that is: then there is room for it."""
+    ago = 2 if found.layout.plan.preload == "on" else 1
+    if found.layout.backend.host_computes or found.steps <= ago:
+        return
+    step = over if found.layout.crosses else found.once(Kind.STEP, [holding])
+    end = np.where(step >= 0, step, over)[:, :-ago]
+    ledger.add(Value.TOKEN, 0, holding.rank, end, load[:, ago:], (load[:, ago:],))
 
 
 def _scattering(ledger: Ledger, found: Found, holding: Holding, load: Ints, size: int) -> tuple[Ints, int]:
