@@ -1,16 +1,24 @@
 """The engine on a GPU: slices of one device talk over gloo, through pinned host memory."""
 
+from statistics import median
+
 import pytest
+from torch import Tensor, nn
 
 from tests.engine import jobs
 from tests.engine.systems import CASES, Case
 from tests.engine.test_equality import alone, hold
-from tests.engine.test_timeline import by_resource
+from tests.engine.test_timeline import hold as hold_timeline
+from tests.profiling.models import of
 from trainplan.bench.pool import pool
+from trainplan.engine.measurement import measure
+from trainplan.engine.trainer import build
+from trainplan.plan.plan import plan
 from trainplan.profile.structure import structure
 from trainplan.program.lower import lower
-from trainplan.program.ops import Kind
+from trainplan.program.text import parse
 from trainplan.program.timeline import Event
+from trainplan.workload.batch import each_tensor
 
 pytestmark = pytest.mark.gpu
 CHOSEN = [case for case in CASES if case.model == "tied" and case.optimizer == "sgd"]
@@ -31,10 +39,42 @@ def test_equality_on_a_gpu(case: Case) -> None:
 @pytest.mark.parametrize("case", CHOSEN, ids=str)
 def test_program_is_timeline_on_a_gpu(case: Case) -> None:
     job, _, captured = jobs.built(case.model, case.optimizer, **case.fields)
-    program = lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, "gloo-staged", steps=2)
-    for rank, (_, events, _) in enumerate(on_gpu(case, (8, 8, 8, 8), record=2)):
-        planned = [
-            Event(program.name(op), Kind(program.kind[op]).name, rank, place, place, int(program.bytes[op]))
-            for place, op in enumerate(program.lists.row(rank))
-        ]
-        assert by_resource(events) == by_resource(planned)
+    ranks = on_gpu(case, (8, 8, 8, 8), record=2)
+    agendas = ranks[0][0].agendas  # where the exchange was decided while running
+    program = lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, "gloo-staged", steps=2, agendas=agendas)
+    hold_timeline(program, {rank: events for rank, (_, events, _) in enumerate(ranks)})
+
+
+# -- inputs ---------------------------------------------------------------------------------------------------------
+
+WIDE, SAMPLES, STEPS = 16384, 8192, 6  # half a gigabyte a batch: about as long to copy as to compute
+
+
+def trained(preload: str) -> tuple[list[float], list[Event]]:
+    """Seconds of steps with large inputs, and what happened in them."""
+    job = of(nn.Sequential(nn.Linear(WIDE, 1024), nn.ReLU(), nn.Linear(1024, 4)), (WIDE,), batch=SAMPLES)
+    trainer = build(plan(preload=preload, blocks=2), job, backend="gloo-staged", device="cuda")
+    assert len(trainer.captured.blocks) == 2
+    batch = each_tensor(job.inputs(SAMPLES, 0), Tensor.pin_memory)
+    measured = measure(trainer, [(batch, None)] * STEPS, warm_up=2)
+    trainer.close()
+    return list(measured.seconds[2:]), list(measured.events)
+
+
+def test_the_copy_of_the_next_batch_overlaps() -> None:
+    """It goes on while this one is computed, and a step is shorter by nearly all of it."""
+    waits, _ = trained("off")
+    hides, events = trained("on")
+    by_name = {event.name: event for event in events}
+    spans = []
+    for name, event in by_name.items():
+        number = parse(name).step
+        if event.kind != "LOAD" or not number:
+            continue
+        before = [e for e in events if e.kind in ("F", "B") and parse(e.name).step == number - 1]
+        shared = sum(max(0.0, min(e.end, event.end) - max(e.start, event.start)) for e in before)
+        assert shared > 0.5 * (event.end - event.start)
+        assert event.bytes == SAMPLES * (4 * WIDE + 8)
+        spans.append(event.end - event.start)
+    assert len(spans) == STEPS - 3
+    assert median(waits) - median(hides) > 0.5 * median(spans)

@@ -117,7 +117,6 @@ class Copier:
     """A thread that copies what is given to it, in turn; a daemon, so that nobody has to wait for it to end."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._queue: SimpleQueue[tuple[Callable[[], Copy], Future[Copy]] | None] = SimpleQueue()
         threading.Thread(target=self._work, name="copies", daemon=True).start()
@@ -145,7 +144,7 @@ class Copier:
             found = copy()
             found.span.over = now()
             return found
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream):  # and on its device: this thread has no other
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begun = now()  # nothing is on this stream any more: the copies before were awaited by the steps before
             begin.record()

@@ -160,8 +160,8 @@ def inputs(ledger: Ledger, found: Found) -> None:
 
 
 def _in_turn(ledger: Ledger, found: Found, holding: Holding, load: Ints, over: Ints) -> None:
-    """A host that runs ahead of its device does not load ahead of it, too: whoever trains gives the batch of a step when
-    the step before is over, or, where loads go ahead, when the one before that is: then there is room for it."""
+    """A host that runs ahead of its device does not load ahead of it, too: whoever trains gives the batch of a step
+    when the step before is over; or, where loads go ahead, when the one before that is, and there is room for it."""
     ago = 2 if found.layout.plan.preload == "on" else 1
     if found.layout.backend.host_computes or found.steps <= ago:
         return
