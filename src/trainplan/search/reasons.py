@@ -121,8 +121,8 @@ def _traffic(p: Prediction, profile: Profile, cluster: Cluster) -> str:
         link = _slowest(cluster, [(plan.rank(0, stage), plan.rank(0, stage + 1)) for stage in range(plan.depth - 1)])
         words.append(f"activations between stages over {link.name} {gb_per_s(link.rate)}")
     if plan.preload != "given":
-        size = sum(micro_batches(plan, p.batch)[0]) * profile.input_bytes_per_sample
-        words.append(f"{gib(round(size))} of inputs from the host")
+        inputs = sum(micro_batches(plan, p.batch)[0]) * profile.input_bytes_per_sample
+        words.append(f"{gib(round(inputs))} of inputs from the host")
     return " and ".join(words) or "none"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan.plan import Plan
-from trainplan.predict.predict import Prediction, predict
+from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.search.bound import Bounds
 from trainplan.search.changes import smallest_change
@@ -279,11 +279,8 @@ class _Search:
             behind = (p.step_s / refined[0].step_s - 1) if refined else 0.0
             gain = max(HARDLY, behind - FAR) if refined else NOTHING
             chosen = refine(p, left, self.cluster, self.batch, self.tables, gain)
-            refined.append(brought(chosen, self.cluster, self._trial))
+            refined.append(brought(chosen, self.cluster, self.batch, self.tables))
         return sorted(refined, key=lambda p: p.step_s)
-
-    def _trial(self, plan: Plan) -> Prediction:
-        return predict(plan, self.profile, self.cluster, self.batch)
 
     def rejected(self, fastest: float) -> list[Rejected]:
         """What does not fit, a row for each number of stages and order of work, on as many devices as there are.

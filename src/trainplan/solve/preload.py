@@ -7,22 +7,21 @@ memory is the device's (a CPU), nothing has to be brought, and it stays as it is
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from trainplan.cluster.cluster import Cluster
-from trainplan.plan.plan import Plan
-from trainplan.predict.predict import Prediction
+from trainplan.predict.predict import Prediction, predict
+from trainplan.solve.partition.ranges import Tables
+from trainplan.solve.resolve import NOTHING, best
 
 
-def brought(found: Prediction, cluster: Cluster, trial: Callable[[Plan], Prediction]) -> Prediction:
+def brought(found: Prediction, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
     """A plan with its batches brought to the devices: ahead where that is faster and fits, else as steps begin."""
-    plan = found.plan
-    if plan.preload != "given" or not any(cluster.device(rank).host_rate for rank in range(plan.workers)):
+    plan, profile = found.plan, tables.profile
+    apart = any(cluster.device(rank).host_rate for rank in range(plan.workers))
+    if plan.preload != "given" or not apart or not profile.input_bytes_per_sample:
         return found
-    ahead = trial(replace(plan, preload="on")) if plan.overlap == "on" else None
-    if ahead is not None and ahead.fits and ahead.step_s <= found.step_s:
-        return ahead  # nothing is left to be gained
-    waited = trial(replace(plan, preload="off"))
-    better = ahead is not None and ahead.fits >= waited.fits and ahead.step_s < waited.step_s
-    return ahead if better and ahead is not None else waited
+    waited = predict(replace(plan, preload="off"), profile, cluster, batch)
+    if plan.overlap == "off" or waited.step_s - found.step_s <= NOTHING * waited.step_s:
+        return waited  # there is nothing to be gained
+    return best([waited, predict(replace(plan, preload="on"), profile, cluster, batch)])
