@@ -196,7 +196,7 @@ def _form(tensor: Tensor) -> str:
 
 
 def steps_of(trainer: Trainer, batches: Iterable[tuple[Any, int | None]]) -> Iterator[Callable[[], StepResult]]:
-    """For every batch what takes its step; with preload=on the batch after it is on its way by then.
+    """For every batch what takes its step; with preload=on the batch after it comes meanwhile.
 
     Whoever feeds us says where the data goes on (`Trainer.place`): after a step, with the batch after that of the step.
     """
@@ -215,10 +215,10 @@ def steps_of(trainer: Trainer, batches: Iterable[tuple[Any, int | None]]) -> Ite
         trainer.place = before
 
     def step() -> StepResult:
+        fetch()  # now, and not before: whatever is done between two steps would hide it as well
         trainer.place = places.popleft()
         return trainer.step()
 
     fetch()
     while places:
-        fetch()
         yield step
