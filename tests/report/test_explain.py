@@ -59,6 +59,20 @@ def test_one_device_moves_nothing():
     assert "1 of 1 devices of 1xTitanRTX is used" in str(found)
 
 
+def test_inputs_are_told_with_who_loads_them():
+    profile = replace(model(), input_bytes_per_sample=1024.0)
+    assert "8.00 KiB of the batch loaded from the host by each of ranks 0, 1 during" in str(
+        explained("dp=2 preload=on", profile)[0]
+    )
+    assert "stage 1: 16.0 KiB of the batch loaded from the host by rank 1 before a step" in str(
+        explained("pp=2 micro=2 preload=off", profile)[0]
+    )
+    scattered = str(explained("dataparallel dp=2", profile)[0])
+    assert (
+        "16.0 KiB of inputs and targets, the whole batch, loaded by rank 0 before a step; 8.00 KiB of it" in scattered
+    )
+
+
 def test_recomputation_and_orders_are_in_words():
     text = str(explained("gpipe micro=4")[0])
     assert "every block runs forward once more" in text

@@ -52,7 +52,7 @@ class Recorder:
         """A step begins."""
         self.step = step
         if self.on and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()  # on others the next batch may be on its way
             self._base = now(), self._event()
 
     def mark(self) -> Moment:

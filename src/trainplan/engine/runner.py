@@ -148,7 +148,10 @@ class Runner:
             if held.reducer is not None and not self.part.layout.steps_at(self.rank):
                 held.reducer.zero()  # what was pushed; elsewhere the step empties the buckets
         if self.part.device.type == "cuda":
-            torch.cuda.synchronize(self.part.device)
+            if self.part.layout.plan.preload == "on":  # not the whole device: the next batch is on its way there
+                torch.cuda.current_stream(self.part.device).synchronize()
+            else:
+                torch.cuda.synchronize(self.part.device)
         self.recorder.settle()
         self.state = None
         return state

@@ -19,6 +19,7 @@ from trainplan.program.lower.backend import backend
 from trainplan.program.lower.buckets import Bucket
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.loads import loaded_bytes, loads, reads_batch, scattered_bytes, scatters
 from trainplan.program.ops import Kind
 from trainplan.program.traffic import summing
 from trainplan.report.table import gib_number, milliseconds, table
@@ -175,7 +176,7 @@ def _parts(layout: Layout, stage: int, samples: int) -> tuple[float, float] | No
 
 def _moves(layout: Layout, cluster: Cluster) -> list[str]:
     plan, profile = layout.plan, layout.profile
-    lines = []
+    lines = _inputs(layout)
     for edge in layout.edges:
         if not layout.is_message(edge, 0):
             continue
@@ -216,6 +217,27 @@ def _inside(layout: Layout) -> list[str]:
         count = sum(part.times for part in talk) * plan.micro
         ranks = _ranks(plan.slicers(plan.rank(0, stage)))
         lines.append(f"{where}{gib(size)} a step in {some(count, 'exchange')} of {ranks}, inside passes")
+    return lines
+
+
+def _inputs(layout: Layout) -> list[str]:
+    """What is loaded of the batch, and by whom."""
+    plan = layout.plan
+    if not loads(layout):
+        return []
+    if scatters(layout):
+        sent = sum(scattered_bytes(layout, replica) for replica in range(1, plan.dp))
+        others = _ranks([plan.rank(replica, 0) for replica in range(1, plan.dp)])
+        whole = f"{gib(loaded_bytes(layout, layout.holdings[0]))} of inputs and targets, the whole batch, loaded"
+        return [f"{whole} by rank {plan.rank(0, 0)} before a step; {gib(sent)} of it scattered to {others}"]
+    when = "during the step before" if plan.preload == "on" else "before a step"
+    lines = []
+    for stage in (stage for stage in layout.stages if reads_batch(layout, stage)):
+        size = max(loaded_bytes(layout, holding) for holding in layout.holdings if holding.stage == stage)
+        where = f"stage {stage}: " if plan.pp > 1 else ""
+        each = "each of " if len(plan.replicas_of(stage)) > 1 else ""
+        ranks = _ranks(plan.replicas_of(stage))
+        lines.append(f"{where}{gib(size)} of the batch loaded from the host by {each}{ranks} {when}")
     return lines
 
 
