@@ -63,6 +63,7 @@ def parts(quick: bool) -> list[Part]:
     probed = ("--ranks", "2", "--rounds", "2", "--quick") if quick else ("--ranks", "4", "2", "8", "16", "3")
     tests = ("-m", "pytest", "-q", "-m", "gpu", "tests", "--junitxml={out}/test-gpu.xml")
     slices = ("--slices", four)
+    rounds = ("--rounds", "1", "--steps", "1") if quick else ()
     overlapping = ("--plans", "dp=2", "dp=2 zero=1", "dp=2 zero=2", "dp=2 zero=3")
 
     def command(script: str, name: str, *words: str) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def parts(quick: bool) -> list[Part]:
         Part("i", "overlap on a slow link", command("overlap.py", "overlap", *overlapping), 200, "link", limited=False),
     ]
     if (HERE / "preload.py").exists():
-        found.append(Part("j", "loading ahead", command("preload.py", "preload"), 200, limited=False))
+        found.append(Part("j", "loading ahead", command("preload.py", "preload", *rounds), 200))
     return found
 
 
