@@ -166,8 +166,10 @@ class Exchange:
             start = now()
             ready, landed = self._tell(ready, landed)
             self.note(step, Kind.NEGOTIATE, number, start, now(), self.rule.bits_bytes)
-            flying = [p for buffers in agenda for buffer in buffers for p in buffer if p not in landed]
-            chosen = planned if planned is not None else choose(self.rule, ready, flying if self.rule.several else ())
+            flying: list[int] = []
+            if self.rule.several:
+                flying = [p for buffers in agenda for buffer in buffers for p in buffer if p not in landed]
+            chosen = planned if planned is not None else choose(self.rule, ready, flying)
             agenda.append(chosen)
             if chosen:
                 told = None
@@ -194,12 +196,16 @@ class Exchange:
                 return True
             own = self._ready & self._left
             flying = sum(self.rule.sizes[part] for buffer, _ in self._flying.values() for part in buffer)
-            changes = told != (own, self._landed) or (own == self._left and not self._flying)
+            changes = told != (own, self._landed_here()) or (own == self._left and not self._flying)
             return bool(own) and flying < self.rule.credit and changes
 
         self._until(comes)
         with self._change:
-            return self._ready & self._left, set(self._landed)
+            return self._ready & self._left, self._landed_here()
+
+    def _landed_here(self) -> set[int]:
+        """What has arrived, where others are told of it; elsewhere all that went has."""
+        return set(self._landed) if self.rule.several else set()
 
     def _tell(self, ready: set[int], landed: set[int]) -> tuple[set[int], set[int]]:
         """What is ready, and what has landed, on all ranks: one AND of all their bits."""

@@ -17,10 +17,15 @@ replayed.
 ((1,),)
 >>> choose(Rule(sizes=(8, 8, 2), threshold=10), {0, 1, 2}, flying=())
 ((0,), (1, 2))
+
+A round of bits takes as long as the sum of a small gradient. So where one part goes at a time, small ones that are
+ready together go in one round, one after the other: as many as are no longer than the longest part, which nobody can
+overtake either.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +35,7 @@ Buffer = tuple[int, ...]  # parts that travel together
 Agenda = tuple[tuple[Buffer, ...], ...]  # of one step: for every round what goes, in that order
 Agendas = Mapping[int, Agenda]  # of one step: by stage
 
+SMALL = 64 * 1024  # bytes of which one round sends no more, unless they are one part
 STATUS_BITS = 3  # that Horovod's ranks tell each other besides what is ready
 GRANULARITY = 512  # bytes: Horovod's threshold is a multiple of so many for each rank of a node
 
@@ -44,6 +50,7 @@ class Rule:
     threshold: int | None = None  # bytes that are put together at most; None: nothing is, and priorities decide
     cycle: float = 0.0  # seconds from round to round at least
     credit: int = 1  # bytes on their way: as long as some are left, one more part goes
+    at_once: int = 0  # bytes that one round may send where parts go one at a time; 0: one part
 
     @property
     def fuses(self) -> bool:
@@ -97,18 +104,25 @@ def fuse(parts: Sequence[int], sizes: Sequence[int], threshold: int, types: Sequ
 def choose(rule: Rule, ready: Collection[int], flying: Collection[int]) -> tuple[Buffer, ...]:
     """What goes now: of the parts that are ready on all ranks and have not gone yet, while others are on their way.
 
-    With credits a part goes as long as *any* credit is left, which may be less than its size: so one always goes, and
-    credit 1 means one at a time.
+    With credits a part goes as long as *any* credit is left, which may be less than its size: so one always goes.
+    Credit 1 means one at a time; a round then waits until all of the one before have arrived.
 
     >>> rule = Rule(sizes=(4, 4, 4, 4), first_use=(1, 1, 0, 0), credit=6)
     >>> choose(rule, {0, 1, 2}, flying=()), choose(rule, {0, 1}, flying={2}), choose(rule, {0}, flying={1, 2})
     (((2,), (0,)), ((0,),), ())
+    >>> choose(Rule(sizes=(4, 1, 2, 4), first_use=(1, 1, 0, 0), at_once=4), {0, 1, 2}, flying=())
+    ((2,), (1,))
     """
     if rule.threshold is not None:
         return fuse(sorted(ready), rule.sizes, rule.threshold, rule.types)
+    wanted = sorted(ready, key=lambda part: (rule.first_use[part], part))
+    if not rule.several:
+        sizes = itertools.accumulate(rule.sizes[part] for part in wanted)
+        together = sum(size <= rule.at_once for size in sizes)
+        return tuple((part,) for part in wanted[: max(1, together)])
     credit = rule.credit - sum(rule.sizes[part] for part in flying)
     chosen = []
-    for part in sorted(ready, key=lambda part: (rule.first_use[part], part)):
+    for part in wanted:
         if credit <= 0:
             break
         chosen.append((part,))
