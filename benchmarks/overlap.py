@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -19,11 +18,9 @@ from statistics import median
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 
+from trainplan.bench.by_hand import Step, Training, by_hand
 from trainplan.bench.pool import placed, pool
 from trainplan.bench.slow_link import slow_link
 from trainplan.cluster.probe.probe import probe
@@ -41,7 +38,15 @@ from trainplan.workload.workload import Batch, Loss, Workload
 
 LAYERS, WIDTH, SAMPLES = 8, 1024, 4  # a layer's weights are 4 MiB
 FORWARD_S, BACKWARD_S = 0.015, 0.030  # of a layer
-BY_HAND = ("ddp 4 MiB", "ddp 25 MiB", "zero-redundancy", "fsdp2 zero-2", "fsdp2 zero-3")
+RATE = {"lr": 1e-6}
+# What somebody writes by hand, and with how many MiB of gradients at a time.
+BY_HAND: dict[str, tuple[str, float | None]] = {
+    "ddp 4 MiB": ("ddp", 4),
+    "ddp 25 MiB": ("ddp", 25),
+    "zero-redundancy": ("zero-redundancy", 4),
+    "fsdp2 zero-2": ("fsdp2-2", None),
+    "fsdp2 zero-3": ("fsdp2-3", None),
+}
 
 _LIBRARY = torch.library.Library("trainplan_overlap", "DEF")
 _LIBRARY.define("sleep(Tensor x) -> Tensor")
@@ -85,7 +90,7 @@ def batch(samples: int, seed: int) -> Batch:
 
 
 def sgd(parameters: object) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-6)  # type: ignore[arg-type]
+    return torch.optim.SGD(parameters, **RATE)  # type: ignore[arg-type]
 
 
 def workload() -> Workload:
@@ -108,48 +113,27 @@ def profile() -> Profile:
     return replace(shape, device="cpu", samples=(1, SAMPLES), blocks=blocks)
 
 
-def ours(plan: Plan) -> Callable[[], None]:
+def ours(plan: Plan) -> Step:
     """A step under a plan."""
     job = workload()
     skeleton = Skeleton(job.build)
     captured = capture(skeleton.model, job.inputs(2, 0), job.loss, device="cpu")
     trainer = Trainer(plan, job, captured, lambda names: skeleton.materialise(names, 0))
     data = job.inputs(SAMPLES, 0)
-    return lambda: trainer.step(data)  # type: ignore[return-value]
+    return lambda: trainer.step(data)
 
 
-def by_hand(name: str, rank: int, world: int) -> Callable[[], None]:
+def by_torch(name: str, rank: int, world: int) -> Step:
     """A step with torch's own means."""
-    model, job = build(), workload()
-    data = job.inputs(SAMPLES, 0)
-    own = SAMPLES // world
-    x, y = data.args[0][rank * own : (rank + 1) * own], data.targets[rank * own : (rank + 1) * own]
-    if name.startswith("fsdp2"):
-        for layer in model:
-            fully_shard(layer, reshard_after_forward=name.endswith("3"))
-        fully_shard(model, reshard_after_forward=name.endswith("3"))
-        trained: nn.Module = model
-        optimizer = sgd(trained.parameters())
-    else:
-        cap = 25 if name.endswith("25 MiB") else 4
-        trained = DistributedDataParallel(model, bucket_cap_mb=cap, gradient_as_bucket_view=True)
-        optimizer = (
-            ZeroRedundancyOptimizer(trained.parameters(), torch.optim.SGD, lr=1e-6)
-            if name == "zero-redundancy"
-            else sgd(trained.parameters())
-        )
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.mse_loss(trained(x), y).backward()
-        optimizer.step()
-
-    return step
+    how, mib = BY_HAND[name]
+    data, own = batch(SAMPLES, 0), SAMPLES // world
+    x, y = (whole[rank * own : (rank + 1) * own] for whole in (data.args[0], data.targets))
+    return by_hand(how, Training(build(), F.mse_loss, x, y, torch.optim.SGD, RATE), mib)
 
 
 def race(rank: int, world: int, plans: dict[str, Plan], rounds: int) -> dict[str, list[float]]:
     """Seconds of every step of each, in turn: three steps at a time, since some hide an exchange in the next step."""
-    runs = {line: ours(plan) for line, plan in plans.items()} | {n: by_hand(n, rank, world) for n in BY_HAND}
+    runs = {line: ours(plan) for line, plan in plans.items()} | {n: by_torch(n, rank, world) for n in BY_HAND}
     found: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():

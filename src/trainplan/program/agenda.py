@@ -110,8 +110,8 @@ def choose(rule: Rule, ready: Collection[int], flying: Collection[int]) -> tuple
     >>> rule = Rule(sizes=(4, 4, 4, 4), first_use=(1, 1, 0, 0), credit=6)
     >>> choose(rule, {0, 1, 2}, flying=()), choose(rule, {0, 1}, flying={2}), choose(rule, {0}, flying={1, 2})
     (((2,), (0,)), ((0,),), ())
-    >>> choose(Rule(sizes=(4, 1, 2, 4), first_use=(1, 1, 0, 0), at_once=4), {0, 1, 2}, flying=())
-    ((2,), (1,))
+    >>> choose(Rule(sizes=(1, 4, 2, 4), first_use=(1, 1, 0, 0), at_once=4), {0, 1, 2}, flying=())
+    ((2,), (0,))
     """
     if rule.threshold is not None:
         return fuse(sorted(ready), rule.sizes, rule.threshold, rule.types)
