@@ -30,14 +30,17 @@ class Span:
     bytes: int = 0
     over: float | None = None
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around a copy that a stream makes
+    after: Span | None = None  # the copy that was still on the stream when this one was started
 
-    def ended(self) -> float:
-        """When it was over, once it is."""
-        if self.events is not None:
+    def seconds(self) -> tuple[float, float]:
+        """When it began and when it was over, once it is."""
+        if self.over is None:
+            assert self.events is not None  # else the host has made it
+            if self.after is not None:
+                self.begun, self.after = max(self.begun, self.after.seconds()[1]), None
             self.events[1].synchronize()
-            return self.begun + self.events[0].elapsed_time(self.events[1]) / 1e3
-        assert self.over is not None  # the host has made it
-        return self.over
+            self.over = self.begun + self.events[0].elapsed_time(self.events[1]) / 1e3
+        return self.begun, self.over
 
 
 @dataclass
@@ -118,6 +121,7 @@ class Copier:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._last: Span | None = None  # on the stream
         self._queue: SimpleQueue[tuple[Callable[[], Copy], Future[Copy]] | None] = SimpleQueue()
         threading.Thread(target=self._work, name="copies", daemon=True).start()
 
@@ -146,9 +150,11 @@ class Copier:
             return found
         with torch.cuda.stream(self._stream):  # and on its device: this thread has no other
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begun = now()  # nothing is on this stream any more: the copies before were awaited by the steps before
             begin.record()
             found = copy()
             end.record()
-        found.span.begun, found.span.events = begun, (begin, end)
+        last, self._last = self._last, found.span
+        found.span.events = (begin, end)
+        if last is not None and last.events is not None and not last.events[1].query():
+            found.span.after = last
         return found

@@ -38,7 +38,7 @@ class Fed:
     """What one step trains on."""
 
     total: int  # samples of the whole batch
-    parts: list[Batch] = field(default_factory=list)  # micro-batches, whole; or by shape only, where they are loaded
+    parts: list[Batch] = field(default_factory=list)  # micro-batches; or nothing but their sizes, if they are loaded
     weights: list[float] = field(default_factory=list)  # share of each (or of its slices) in the whole batch's mean
     copies: dict[int, Callable[[], Copy]] = field(default_factory=dict)  # by stage: what makes its copy
     ahead: dict[int, Future[Copy]] = field(default_factory=dict)  # by stage: copies that were started before the step
@@ -94,7 +94,10 @@ class Inputs:
         if not self.loads:
             return Fed(total, parts, weights)
         copies = {h.stage: self._copy(own, sizes, h.stage, h.lines) for h in self._own if self._places[h.stage]}
-        return Fed(total, [each_place(part, by_shape) for part in parts], weights, copies)
+        shapes = [Batch(size) for size in sizes]
+        if len(copies) < len(self._own):  # a stage that reads nothing is given the form of what it does not read
+            shapes = [each_place(part, by_shape) for part in parts]
+        return Fed(total, shapes, weights, copies)
 
     def own(self, batch: Batch, total: int, already: bool) -> Batch:
         """The part of a batch that this replica trains; `already`: it is that part."""
@@ -182,7 +185,8 @@ class Inputs:
     def _check(self, batch: Batch, total: int) -> None:
         """The others expect what the workload's own batches are like."""
         if batch.samples != total:
-            raise PlanError(f"a part of {batch.samples} samples", f"the root of dataparallel loads all {total}")
+            why = f"under dataparallel with preload=off rank 0 loads all {total}, and scatters them"
+            raise PlanError(f"a part of {batch.samples} samples", why, "the whole batch there, or preload=on")
         there, wanted = tensors(batch), tensors(self._sized(total))
         for place in self.scattered():
             found, usual = (_form(of[place]) if place in of else "missing" for of in (there, wanted))

@@ -87,7 +87,7 @@ class Noting:
     span: Span
 
     def wait(self) -> None:
-        self.run.recorder.note(self.op.op, self.span.begun, self.span.ended(), self.span.bytes)
+        self.run.recorder.note(self.op.op, *self.span.seconds(), self.span.bytes)
 
 
 def scatter(run: Runner, op: Instruction, place: int) -> None:
