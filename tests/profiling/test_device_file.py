@@ -126,6 +126,8 @@ def test_what_was_not_measured_is_stood_in_for_and_named(file):
         "convolution.forward.bf16": "the roofline alone",
         "pooling.max.fp32": "elementwise.add.fp32",
     }
+    words = speed_of(PAPER, "fp32", model).words
+    assert "; not measured, so taken: convolution.forward.bf16 as the roofline alone, pooling.max.fp32 as" in words
 
 
 def test_every_operator_of_a_network_has_a_place():

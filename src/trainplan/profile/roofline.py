@@ -66,8 +66,14 @@ class Speed:
         file = self.model.file
         error = f": operators within {percent(self.model.error)} (median)" if self.model.error is not None else ""
         if self.model.scaled:
-            return f"scaled from the device file of {file.device} by data sheets (measured {file.made[:10]}){error}"
-        return f"from its device file (measured {file.made[:10]}, torch {file.versions.get('torch', '?')}){error}"
+            words = f"scaled from the device file of {file.device} by data sheets (measured {file.made[:10]}){error}"
+        else:
+            words = f"from its device file (measured {file.made[:10]}, torch {file.versions.get('torch', '?')}){error}"
+        lacking = [f"{name} as {other}" for name, other in self.model.stood_in.items()]
+        if lacking:
+            more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+            words += f"; not measured, so taken: {', '.join(lacking[:3])}{more}"
+        return words
 
     def peak(self, op: Op) -> tuple[float, bool]:
         """(FLOP/s, whether on tensor cores) of an operator's arithmetic."""

@@ -34,8 +34,9 @@ class MeasuredDevice:
         ]
         for precision, rate in f.ceiling.items():
             lines.append(f"{precision:<8} {tflops(rate)} at best{_of(rate, f.peak.get(precision, 0.0))}")
-        rows = [row for family in VARIANTS if (row := _row(f, family))]
-        lines.append(table(["family", ">points", ">issue µs", ">backward µs", "variants"], rows, lines=True))
+        rows = [row for family in VARIANTS if (row := _row(f, family, model.error_of(family)))]
+        headers = ["family", ">points", ">error %", ">issue µs", ">backward µs", "variants"]
+        lines.append(table(headers, rows, lines=True))
         if model.error is not None:
             count = sum(len(check.points) for check in f.checks)
             lines.append(f"error    {percent(model.error)} (median) at {count} shapes that it was not made of")
@@ -50,13 +51,14 @@ class MeasuredDevice:
         return {"path": self.path, "error": Model(self.file).error, "file": files.to_json(self.file)}
 
 
-def _row(f: DeviceFile, family: str) -> list[str] | None:
+def _row(f: DeviceFile, family: str, error: float | None) -> list[str] | None:
     curves = [curve for curve in f.curves if curve.family == family]
     if not curves:
         return None
     issue = f.host.get(family)
     times = [significant(s * 1e6) for s in (issue.forward_s, issue.backward_s)] if issue else ["–", "–"]
-    return [family, str(sum(len(curve.points) for curve in curves)), *times, _variants(curves)]
+    far = "–" if error is None else significant(100 * error)
+    return [family, str(sum(len(curve.points) for curve in curves)), far, *times, _variants(curves)]
 
 
 def _variants(curves: Sequence[Curve]) -> str:

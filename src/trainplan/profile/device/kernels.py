@@ -1,4 +1,10 @@
-"""The work at a place, ready to be called: tensors of that shape on a device, and the call that torch would make."""
+"""The work at a place, ready to be called: tensors of that shape on a device, and the call that torch would make.
+
+What is in a cache when an operator starts is as in training. A forward pass reads what the operator before has just
+written, so it is called on the same tensors again and again. A backward pass reads what was saved long ago, and a
+product its weights, after those of all other layers: there several sets of tensors take turns, so that caches have
+forgotten each when its turn comes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ from trainplan.profile.device.families import ITEM_BYTES, Place
 
 Work = Callable[[], object]
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MOST_COPIES = 16  # of a product's second factor, taken in turns
+MOST_COPIES = 16  # sets of tensors that take turns
 
 aten: Any = torch.ops.aten
 
@@ -39,8 +45,14 @@ def arithmetic(device: torch.device) -> Iterator[Callable[[str], None]]:
 
 
 def work(at: Place, device: torch.device, cache_bytes: int) -> Work:
-    """What to call for a place."""
-    return _MAKERS[at.family](at, _Maker(DTYPES[at.precision], ITEM_BYTES[at.precision], device, cache_bytes))
+    """What to call for a place; it has been called once."""
+    make = _Maker(DTYPES[at.precision], ITEM_BYTES[at.precision], device, cache_bytes)
+    remembered = at.variant in ("weight", "foreach", "fused") or "backward" in at.variant
+    sets = [_MAKERS[at.family](at, make) for _ in range(make.copies(at.bytes) if remembered else 1)]
+    for one in sets:
+        one()  # the first call loads the kernel, and makes an optimizer's states
+    turns = cycle(sets)
+    return lambda: next(turns)()
 
 
 class _Maker:
@@ -48,6 +60,10 @@ class _Maker:
 
     def __init__(self, dtype: torch.dtype, size: int, device: torch.device, cache_bytes: int) -> None:
         self.dtype, self.size, self.device, self.cache_bytes = dtype, size, device, cache_bytes
+
+    def copies(self, size: float) -> int:
+        """How many sets of so many bytes no cache holds."""
+        return max(1, min(MOST_COPIES, int(2 * self.cache_bytes / size)))
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         dtype = dtype or self.dtype
@@ -74,9 +90,7 @@ def _product(at: Place, make: _Maker) -> Work:
         return make.tensor(*lead, wide, high).mT if turned else make.tensor(*lead, high, wide)
 
     first = factor(rows, inner, layout[0] == "t")
-    # Weights come from memory, since those of other layers have been in the cache meanwhile.
-    weight_bytes = make.size * batch * inner * columns
-    copies = max(1, min(MOST_COPIES, 2 * make.cache_bytes // weight_bytes, 2**29 // weight_bytes))
+    copies = make.copies(make.size * batch * inner * columns)
     seconds = cycle([factor(inner, columns, layout[1] == "t") for _ in range(copies)])
     call = torch.bmm if batch > 1 else torch.mm
     return lambda: call(first, next(seconds))

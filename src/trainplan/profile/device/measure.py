@@ -173,7 +173,6 @@ def _settle(session: Session) -> None:
 
 def _read(session: Session, case: Case, clock: Clock) -> None:
     call = work(case.at, session.device, _cache_bytes(session.device))
-    call()  # loads the kernel
 
     def calls(count: int) -> Callable[[], None]:
         def repeated() -> None:

@@ -160,9 +160,14 @@ class Model:
                 found.append(abs(said / float(seconds) - 1))
         return found
 
+    def error_of(self, family: str) -> float | None:
+        """Median error on points of one family that the model was not made of; None: there are none."""
+        found = self._errors(self.waves, (family,))
+        return median(found) if found else None
+
     @cached_property
     def error(self) -> float | None:
-        """Median error on the points that the model was not made of, and more where it is scaled; None: not known."""
+        """Median error on the points that the model was not made of; more where it is scaled; None: not known."""
         found = self._errors(self.waves, tuple(VARIANTS))
         return median(found) + (SCALED_ERROR if self.scaled else 0.0) if found else None
 
