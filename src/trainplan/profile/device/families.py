@@ -96,14 +96,17 @@ def convolution_flops(shape: tuple[int, ...]) -> float:
     return 2.0 * samples * places * kernel * (ins // groups) * outs
 
 
-def odd(rows: int, inner: int, columns: int, precision: str) -> bool:
-    """Whether tensor cores cannot read a product's rows in whole words of 16 bytes.
+def odd(layout: str, rows: int, inner: int, columns: int, precision: str) -> bool:
+    """Whether tensor cores cannot read a product's factors in whole words of 16 bytes.
 
-    >>> odd(512, 1024, 50257, "bf16"), odd(512, 1024, 50257, "fp32"), odd(512, 1024, 50304, "bf16")
+    What must be whole is how long a row is in memory: of the first factor, of the second, and of what is written.
+
+    >>> odd("nt", 512, 1024, 50257, "bf16"), odd("nt", 512, 1024, 50257, "fp32"), odd("nt", 511, 1024, 50304, "bf16")
     (True, False, False)
     """
     words = {"fp32": 1, "tf32": 4}.get(precision, 8)
-    return any(size % words for size in (rows, inner, columns) if size > 1)
+    lengths = (rows if layout[0] == "t" else inner, inner if layout[1] == "t" else columns, columns)
+    return any(length % words for length in lengths if length > 1)
 
 
 # -- from operators ---------------------------------------------------------------------------------------------------
@@ -138,7 +141,7 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
         rows, inner, columns = op.shape
         batch = max(1, round(op.flops / max(1.0, 2.0 * rows * inner * columns)))
         layout = op.layout if op.layout in ("nn", "nt", "tn") else "nn"
-        variant = f"{layout}-odd" if odd(rows, inner, columns, kind) else layout
+        variant = f"{layout}-odd" if odd(layout, rows, inner, columns, kind) else layout
         return (place("product", variant, kind, (batch, rows, inner, columns)),)
     if op.name in ("convolution", "_convolution") and len(op.shape) == 7:
         return (place("convolution", "forward", kind, op.shape),)

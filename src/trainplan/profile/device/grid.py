@@ -1,9 +1,9 @@
 """Which shapes are measured: a grid that knows no model, the most telling points first. Imports no torch.
 
-Points come in *rounds*. The first spans every family coarsely, so that a measurement that is cut short still has
-something of everything; the next one fills in. Within a round the families take turns, in proportion, each in an order
-that was shuffled once, so that a slow machine leaves out the same share everywhere. After the first round come checks:
-shapes between the points of the grid, to judge the model by.
+Points come in *rounds*. The first spans every family coarsely in one precision, so that a measurement that is cut short
+still has something of everything; then come checks, shapes between the points of the grid, to judge the model by; then
+the other precisions, and the points between. Within a round the families take turns, in proportion, each in an order
+that was shuffled once, so that a slow machine leaves out the same share everywhere.
 """
 
 from __future__ import annotations
@@ -50,11 +50,15 @@ def cases(kind: str, precisions: tuple[str, ...], quick: bool = False) -> list[C
             kept[case.curve] = kept.get(case.curve, 0) + 1
             found += [case] if kept[case.curve] <= 3 else []
         return found + _in_turns(list(_checks()), precisions[:1], kind, check=True)[:4]
-    return (
-        _in_turns(list(_coarse(kind)), precisions, kind)
-        + _in_turns(list(_checks()), precisions[:2], kind, check=True)
+    first, others = precisions[:1], precisions[1:]
+    found = (
+        _in_turns(list(_coarse(kind)), first, kind)
+        + _in_turns(list(_checks()), first, kind, check=True)
+        + _in_turns(list(_coarse(kind)), others, kind)
         + _in_turns(list(_fine(kind)), precisions[:3], kind)
+        + _in_turns(list(_checks()), others[:1], kind, check=True)
     )
+    return list(dict.fromkeys(found))  # copies, for one, are the same in every precision
 
 
 def _in_turns(rows: list[Row], precisions: tuple[str, ...], kind: str, check: bool = False) -> list[Case]:
