@@ -152,6 +152,7 @@ def _served() -> list[Case]:
     root = {"dp": 2, "bucket": 300, "exchange": "dataparallel", "preload": "off"}
     step = {"dp": 2, "bucket": 300, "exchange": "ps-bsp", "servers": 1}
     two = {**step, "servers": 2, "split": 8}
+    pipeline, but_last = {"dp": 1, "pp": 2, "micro": 2}, {"recompute": "except-last"}
     return [
         Case("dataparallel", "tied", root),
         Case("dataparallel", "residual", {**root, "dp": 3, "micro": 2}),
@@ -162,6 +163,11 @@ def _served() -> list[Case]:
         Case("ps-bsp", "tied", {**two, "micro": 2, "recompute": "full"}),
         Case("ps-bsp", "residual", two, optimizer="grouped_adamw", fields={"schedule": "cosine"}),
         Case("ps-bsp", "chain", {**two, "dp": 1, "servers": 3}, optimizer="adamw"),
+        # Stages that push and pull each their own, with an embedding that two of them hold; one pipeline, and two.
+        Case("ps-bsp", "tied", {**two, **pipeline, "schedule": "1f1b", "stages": (4,)}),
+        Case("ps-bsp", "tied", {**step, **pipeline, "schedule": "zb-v", "chunks": 2, "stages": (2, 4, 6)}),
+        Case("ps-bsp", "residual", {**step, **pipeline, "dp": 2, "schedule": "gpipe", "stages": (2,), **but_last}),
+        Case("ps-bsp", "tied", {**step, **pipeline, "dp": 2, "schedule": "1f1b", "stages": (3,)}, optimizer="adamw"),
     ]
 
 

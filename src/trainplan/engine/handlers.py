@@ -215,7 +215,7 @@ def _backward_in_pieces(
         if bucket < len(compute):  # DDP's first step has other buckets than the later ones
             run.recorder.note(compute[bucket].op, since, moment)
         since = moment
-        for load in (p for p in pushes if run.load(p).bucket == bucket):
+        for load in (p for p in pushes if run.load(p).bucket(p.stage) == bucket):
             push(run, load, 0)
         if held.number in run.part.exchanges:
             run.part.exchanges[held.number].ready(bucket)

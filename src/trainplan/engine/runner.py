@@ -61,7 +61,8 @@ class Part:
     tied: dict[int, list[list[nn.Parameter]]] = field(default_factory=dict)
     chain: Chain | None = None  # what follows collectives of gradients that are shared out
     sums: dict[int, Sums] = field(default_factory=dict)  # by group, of those that are made in rounds
-    weights: Weights | None = None  # of a worker whose weights come from where the optimizer is, or go from here
+    # By stage, of a worker whose weights come from where the optimizer is, or go from here.
+    weights: dict[int, Weights] = field(default_factory=dict)
     shard: Shard | None = None  # of a server
     exchanges: dict[int, Exchange] = field(default_factory=dict)  # by stage, where their order is decided while running
     # Of the step before: optimizer steps of blocks that wait for the next forward pass, by block.
@@ -94,11 +95,11 @@ class StepState:
     received: dict[int, list[list[Tensor]]] = field(default_factory=dict)
 
 
-def served_tag(layout: Layout, unit: int, push: bool) -> int:
-    """The tag of a load: on its way to the server, or back."""
+def served_tag(layout: Layout, unit: int, push: bool, stage: int = 0) -> int:
+    """The tag of a load: on its way from a stage of the worker to the server, or back."""
     assert layout.service is not None
     widest = max(_TENSORS, *(len(load.segments) + 1 for load in layout.service.loads))
-    return (2 * unit + push) * widest
+    return (2 * (unit * layout.plan.depth + stage) + push) * widest
 
 
 class Runner:
@@ -243,8 +244,7 @@ class Runner:
 
     def _served_forms(self, instruction: Instruction) -> list[Form]:
         """The tensors of a load, of weights or gradients."""
-        holder = self.part.shard or self.part.weights
-        assert holder is not None  # whoever takes part in such an exchange has one
+        holder = self.part.shard or self.part.weights[instruction.stage]
         return holder.forms(self.load(instruction))
 
     def load(self, instruction: Instruction) -> Load:
@@ -262,8 +262,7 @@ class Runner:
         if instruction.kind is Kind.RECV_G:
             state.received.setdefault(instruction.unit, []).append(tensors)
         elif instruction.kind is Kind.RECV_W:
-            assert self.part.weights is not None  # of a worker
-            self.part.weights.take(self.load(instruction), tensors)
+            self.part.weights[instruction.stage].take(self.load(instruction), tensors)
         elif instruction.kind is Kind.RECV_INPUT:
             take(self, instruction, tensors)
         else:
@@ -294,7 +293,9 @@ class Runner:
     def tag(self, instruction: Instruction) -> int:
         """The same number at both ends of a message, and no other message in flight between the two has it."""
         if instruction.kind in SERVED:
-            return served_tag(self.part.layout, instruction.unit, instruction.kind in (Kind.SEND_G, Kind.RECV_G))
+            push, of_worker = instruction.kind in (Kind.SEND_G, Kind.RECV_G), (Kind.SEND_G, Kind.RECV_W)
+            stage = instruction.stage if instruction.kind in of_worker else instruction.peer_stage
+            return served_tag(self.part.layout, instruction.unit, push, stage)
         if instruction.kind in INPUT_MESSAGES:  # after those of all loads
             assert self.part.layout.service is not None
             return served_tag(self.part.layout, len(self.part.layout.service.loads), push=False)

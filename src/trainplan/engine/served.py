@@ -15,7 +15,8 @@ def push(run: Runner, op: Instruction, place: int) -> None:
     """Send a load of gradients to where the optimizer is."""
     load, reducer = run.load(op), run.part.held[op.stage].reducer
     assert reducer is not None  # which has the buckets
-    tensors = [reducer.flat[load.bucket][first:last] for first, last in load.segments]
+    flat = reducer.flat[load.bucket(op.stage)]
+    tensors = [flat[first:last] for first, last in load.segments]
     if load.numbered:
         tensors.insert(0, tensor([run.current.number], device=run.part.device))
     _send_load(run, op, tensors)
@@ -23,8 +24,7 @@ def push(run: Runner, op: Instruction, place: int) -> None:
 
 def give(run: Runner, op: Instruction, place: int) -> None:
     """Send a load of weights to a worker."""
-    holder = run.part.shard or run.part.weights
-    assert holder is not None
+    holder = run.part.shard or run.part.weights[op.stage]
     _send_load(run, op, holder.tensors(run.load(op)))
 
 
@@ -52,5 +52,5 @@ def add_received(run: Runner, held: Held) -> None:
         assert held.reducer is not None
         load = run.part.layout.service.loads[unit]  # type: ignore[union-attr]
         for tensors in pushes:
-            held.reducer.flat[load.bucket].add_(joined(tensors))
+            held.reducer.flat[load.bucket(held.number)].add_(joined(tensors))
     run.current.received.clear()

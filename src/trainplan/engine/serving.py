@@ -24,9 +24,10 @@ from trainplan.workload.workload import Workload
 
 
 class Weights:
-    """The weights of a worker, bucket by bucket; and its running statistics, which the root sends along."""
+    """The weights of a stage of a worker, bucket by bucket; and its running statistics, which the root sends along."""
 
     def __init__(self, held: Held, buckets: Iterable[Bucket]):
+        self.stage = held.number
         self.buffers = [buffer for _, buffer in held.stage.named_buffers()]
         self.flat: list[Tensor] = []
         for bucket in buckets:
@@ -38,9 +39,9 @@ class Weights:
 
     def tensors(self, load: Load) -> list[Tensor]:
         """What a message with this load carries, or is copied to."""
-        if load.bucket < 0:
+        if not load.has_gradients:
             return self.buffers
-        return [self.flat[load.bucket][first:last] for first, last in load.segments]
+        return [self.flat[load.bucket(self.stage)][first:last] for first, last in load.segments]
 
     def take(self, load: Load, arrived: Sequence[Tensor]) -> None:
         """Put what has arrived in its place."""

@@ -184,7 +184,7 @@ class Trainer:
             slices=self.slices, sums=sums, inputs=self.inputs,
             chain=Chain(self.device, layout.backend.receives_wait) if self.plan.zero else None,
             tied={unit: copies_of(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
-            weights=Weights(held[0], layout.buckets[0]) if layout.service is not None and held else None,
+            weights={n: Weights(own, layout.buckets[n]) for n, own in held.items()} if layout.service else {},
             shard=self._shard(layout) if self.is_server else None,
             exchanges=begin(layout, held, self.recorder, self.rank),
         )  # fmt: skip

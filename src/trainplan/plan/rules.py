@@ -321,8 +321,10 @@ def _devices(plan: Plan, asked: str, world: int | None) -> None:
         fits = [f"dp={dp} pp={pp}" for dp in range(plan.dp, 0, -1) for pp in range(plan.pp, 0, -1) if dp * pp <= world]
         why = f"it needs {plan.dp} × {plan.workers // plan.dp} = {plan.world} devices, and there are {world}"
         if plan.servers:
-            fits = [f"dp={max(1, world - plan.servers)} servers={min(plan.servers, world - 1)}"]
-            parts = f"{some(plan.dp, 'worker')} and {some(plan.servers, 'server')}"
+            least = plan.workers // plan.dp  # of one replica
+            servers = min(plan.servers, max(1, world - least))
+            fits = [f"dp={max(1, (world - servers) // least)} servers={servers}"]
+            parts = f"{some(plan.workers, 'worker')} and {some(plan.servers, 'server')}"
             why = f"{parts} are {plan.world} devices, and there are {world}"
         if plan.order or plan.wanted != plan.pp * plan.chunks:  # which have their ranks in them
             fits = [f"a {'schedule' if plan.order else 'placement'} for {world} ranks"]

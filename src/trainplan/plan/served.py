@@ -38,10 +38,26 @@ def check_served(plan: Plan, asked: str) -> None:
     if exchange not in SERVED:
         return
     if plan.pp > 1:
-        why = f"exchange={exchange} is for whole models, and pp={plan.pp} cuts it into stages"
-        raise PlanError(asked, why, f"pp=1, or exchange=all-reduce pp={plan.pp}")
+        _stages(plan, asked)
     if exchange == AT_ROOT and plan.dp < 2:
         raise PlanError(asked, "dataparallel is for several workers, and dp=1", "dp=2")
+
+
+def _stages(plan: Plan, asked: str) -> None:
+    """What a pipeline asks of such an exchange."""
+    exchange, instead = plan.exchange, f"exchange=ps-bsp, or exchange=all-reduce pp={plan.pp}"
+    if exchange == AT_ROOT:
+        why = (
+            f"under dataparallel the first worker has the only optimizer, and with pp={plan.pp} one stage of the model"
+        )
+        raise PlanError(asked, why, instead)
+    if exchange in ASYNCHRONOUS:
+        why = f"servers apply what one worker pushes as a whole, and with pp={plan.pp} a push comes in parts from"
+        raise PlanError(asked, f"{why} {plan.pp} ranks, which are at different micro-batches", instead)
+    if plan.lines > 1:
+        what = "with different numbers of ranks a stage" if plan.spread else f"under {plan.schedule}"
+        why = f"a server takes one push of a stage from each replica, and {what} a replica has several copies of one"
+        raise PlanError(asked, why, f"schedule=1f1b, or exchange=all-reduce schedule={plan.schedule}")
 
 
 def _bound(plan: Plan, asked: str) -> None:

@@ -68,7 +68,8 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
         exchanges = request.exchange is not None or request.bucket is not None or bool(request.zero) or servers > 0
         dp = max(1, min((world - servers) // ((pp or 1) * tp), batch)) if exchanges else 1
     if pp is None:
-        pp = max(1, min(world // (dp * tp), blocks // chunks)) if request.schedule or request.partition else 1
+        each = (world - servers) // (dp * tp)
+        pp = max(1, min(each, blocks // chunks)) if request.schedule or request.partition else 1
         if (request.schedule or "").startswith("chimera") and pp > 1:
             pp -= pp % 2  # two directions meet in the middle
     sketch = plan(
@@ -147,8 +148,9 @@ def _refuse(request: Request, sketch: Plan, world: int, batch: int) -> None:
     _together(request, sketch, asked)
     own = sum(sketch.spread) if sketch.spread else pp
     if sketch.servers and sketch.world > world:
-        parts = f"{some(dp, 'worker')} and {some(sketch.servers, 'server')}"
-        fewer = f"dp={max(1, world - sketch.servers)} servers={max(1, min(sketch.servers, world - 1))}"
+        parts = f"{some(sketch.workers, 'worker')} and {some(sketch.servers, 'server')}"
+        servers = max(1, min(sketch.servers, world - own))
+        fewer = f"dp={max(1, (world - servers) // own)} servers={servers}"
         raise PlanError(asked, f"{parts} are {sketch.world} devices, and there are {world}", fewer)
     if dp * own * sketch.tp > world:
         if sketch.tp > 1:

@@ -212,6 +212,13 @@ class Found:
         """Of operations that come once a step, of that number on a rank."""
         return self._once.get((int(kind), stage, unit, rank), np.full(self.steps, -1, dtype=np.int64))
 
+    def last(self, rank: int) -> Ints:
+        """The last operation of every step that a rank does by itself."""
+        ops = np.flatnonzero(self.alone & (self.rank == rank))
+        found = np.full(self.steps, -1, dtype=np.int64)
+        np.maximum.at(found, self.step[ops], ops)
+        return found
+
     @property
     def alone(self) -> Bools:
         """Operation → whether one rank does it by itself."""

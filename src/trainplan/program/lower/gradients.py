@@ -106,10 +106,10 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
         ledger.add(Value.GRADIENTS, np.array(sizes), home[kept, 0], never, never)
         if layout.gathers:
             _beside_the_buckets(ledger, found, holdings, home, trainable[0])
-    # Weights that several stages hold are in no bucket, and are not shared out.
+    # Weights that several stages hold are in no bucket, unless servers sum them, and are not shared out.
     for s in layout.stages:
         if layout.bucketed(s):
-            trainable[s] = [p for p in trainable[s] if layout.is_tied(p)]
+            trainable[s] = [p for p in trainable[s] if layout.is_tied(p) and layout.service is None]
     coming = [number for number, h in enumerate(holdings) if trainable[h.stage]]
     if not coming:
         return

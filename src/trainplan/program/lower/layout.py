@@ -20,7 +20,7 @@ from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
 from trainplan.program.lower.parts import Decided, decided_of
-from trainplan.program.lower.service import Service, arranged, service
+from trainplan.program.lower.service import Service, arranged, service, with_ties
 from trainplan.program.lower.units import Section, Unit, sections, units
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints
@@ -158,7 +158,12 @@ class Layout:
             stage_buckets(self.profile, own, *bound, limit, samples, self.plan.fused) if self.bucketed(stage) else []
             for stage, (own, bound) in enumerate(zip(self.parameters, self.plan.bounds, strict=True))
         ]
-        return [arranged(self.plan, self.parameters[0], found[0])] if self.plan.servers > 1 else found
+        if self.plan.exchange not in SERVED:
+            return found
+        return [
+            arranged(self.plan, self.profile.parameters, own) if self.plan.servers > 1 else own
+            for own in with_ties(found, self.ties, self.plan.bounds)
+        ]
 
     def bucketed(self, stage: int) -> bool:
         """Whether the gradients of a stage are in buckets: where they go to other ranks."""
@@ -168,7 +173,7 @@ class Layout:
     def service(self) -> Service | None:
         """What passes between workers and servers; None where the plan has another exchange."""
         buffers = sum(block.buffer_bytes for block in self.profile.blocks)
-        return service(self.plan, self.parameters[0], self.buckets[0], buffers)
+        return service(self.plan, self.profile.parameters, self.buckets, buffers)
 
     @property
     def by_push(self) -> bool:

@@ -16,21 +16,23 @@ from trainplan.program.lower.found import Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.lower.loads import may_open
-from trainplan.program.ops import COLLECTIVES, RECEIVES, Kind, Value
+from trainplan.program.lower.served import served_pairs
+from trainplan.program.ops import RECEIVES, Kind, Value
 from trainplan.program.posting import RECEIVES_AHEAD, due, in_order_of_sending
 from trainplan.program.program import Bools, Ints, are
 
-_COLLECTIVE, _RECEIVE = are(COLLECTIVES), are(RECEIVES)
+_RECEIVE = are(RECEIVES)
 
 
 def messages(ledger: Ledger, found: Found, homes: Ints, payload: Ints) -> None:
     """A message there on every edge, and where gradients flow one back. Between two stages of one rank what crosses is
     handed over without a message."""
     layout, edges = found.layout, found.layout.edges
-    if not edges:
+    if not edges and layout.service is None:
         return
     ends = Ends(found, homes)
-    _there(ledger, found, ends, payload)
+    if edges:
+        _there(ledger, found, ends, payload)
     if any(e.gradients for e in edges):
         _back(ledger, found, ends, payload)
     if layout.backend.receives_on_device:
@@ -47,11 +49,12 @@ class Ends:
         self.give, self.get = found.ops(Kind.SEND_B, target, source), found.ops(Kind.RECV_B, source, target)
         self.sender, self.receiver = homes[source], homes[target]
         steps = np.full(homes.shape, -1, dtype=np.int64)
-        for holding in layout.holdings:  # the STEP that follows, on the rank of every place
-            own = found.once(Kind.STEP, [holding])[0]
+        for holding in layout.holdings:  # the STEP that follows, on the rank of every place, or what its step ends with
+            own = found.once(Kind.STEP, [holding])[0] if layout.steps_at(holding.rank) else found.last(holding.rank)
             at = np.flatnonzero(homes[holding.stage] == holding.rank)
             steps[holding.stage, at] = own[at // layout.plan.pieces % found.steps]
         self.source_step, self.target_step = steps[source], steps[target]
+        self.pairs = [(self.take, self.send), (self.get, self.give)]  # of receives and sends
 
 
 def _there(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
@@ -149,16 +152,20 @@ def _taken(found: Found, ends: Ends) -> Ints:
 
 def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     """Buffers of receives from when they are posted until they are taken (`program.posting`): some when a step begins,
-    each of the others when the one so many before it has been taken."""
+    each of the others when the one so many before it has been taken. Servers that take whole pushes take one at a time
+    from each worker, and post it when it comes."""
     alone = np.flatnonzero(may_open(found))  # in the order of the lists
     starts = alone[_changes(found.rank[alone], found.step[alone])]
-    ops = np.flatnonzero(_RECEIVE[found.kind])
+    receives = _RECEIVE[found.kind]
+    if found.layout.by_push:
+        receives &= found.kind != Kind.RECV_G
+    ops = np.flatnonzero(receives)
     first = starts[np.searchsorted(starts, ops, side="right") - 1]  # operation of its step
     begins = np.flatnonzero(_changes(first))
     begin = np.repeat(begins, np.diff([*begins, len(ops)]))
     after = np.arange(len(ops)) - RECEIVES_AHEAD  # the receive whose taking has this one posted
     if not found.layout.backend.tagged:
-        after = _after_those_sent_before(ops, first, begins, found.rank, ends)
+        after = _after_those_sent_before(ops, first, begins, found.rank, [*ends.pairs, *served_pairs(found)])
     if found.layout.in_phases:  # whoever has nothing to compute in the first phase is at its barrier first
         waits = _RECEIVE[found.kind[first]]
         first = np.where(waits, found.barriers[found.replica_of[ops], found.step[ops], 0], first)
@@ -170,11 +177,13 @@ def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     ledger.add(Value.COMMUNICATION, payload[then], rank[then], before, then, late=True, early=True)
 
 
-def _after_those_sent_before(ops: Ints, first: Ints, begins: Ints, rank: Ints, ends: Ends) -> Ints:
+def _after_those_sent_before(
+    ops: Ints, first: Ints, begins: Ints, rank: Ints, pairs: list[tuple[Ints, Ints]]
+) -> Ints:  # fmt: skip
     """For every receive the one (by its place in `ops`) whose taking has it posted, where messages have no tags."""
     after = np.arange(len(ops)) - RECEIVES_AHEAD
     sent = np.full(int(ops.max(initial=0)) + 1, -1, dtype=np.int64)
-    for receive, send in ((ends.take, ends.send), (ends.get, ends.give)):
+    for receive, send in pairs:
         sent[receive[receive >= 0]] = send[receive >= 0]
     sent = sent[ops]
     order = np.lexsort((ops, rank[sent], first))

@@ -15,88 +15,92 @@ import numpy as np
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
-from trainplan.program.lower.loads import may_open, scattered_bytes
 from trainplan.program.lower.service import Load, Service
-from trainplan.program.ops import RECEIVES, Kind, Value
-from trainplan.program.posting import RECEIVES_AHEAD
-from trainplan.program.program import CostClass, Ints, are
+from trainplan.program.ops import Kind, Value
+from trainplan.program.program import CostClass, Ints
 
-_PUSHES, _RECEIVE = (Kind.SEND_G, Kind.RECV_G), are(RECEIVES)
+_PUSHES = (Kind.SEND_G, Kind.RECV_G)
 
 
 def served_class(
     layout: Layout, service: Service, kind: Kind, stage: int, unit: int, peer: int, replica: int
 ) -> CostClass | None:  # fmt: skip
     """The cost class of a message, or of a server's step; None of a step that is as everywhere."""
-    worker, blocks = layout.rank(replica, 0), len(layout.profile.blocks)
+    blocks = len(layout.profile.blocks)
     if kind is not Kind.STEP:
         load = service.loads[unit]
+        worker = layout.rank(replica, stage if kind in (Kind.SEND_G, Kind.RECV_W) else peer)
         server, push = service.rank(load.server), kind in _PUSHES
         ends = (worker, server) if kind in (Kind.SEND_G, Kind.RECV_W) else (server, worker)
         tensors = max(1, len(load.segments)) + int(push and load.numbered)
         return CostClass(kind, *ends, bytes=load.pushed_bytes if push else load.bytes, tensors=tensors)
-    whole = sum(bucket.bytes for bucket in layout.buckets[0])
     if service.at_root:  # which empties its buckets, too
+        worker = layout.rank(replica, 0)
         return CostClass(kind, worker, first=0, last=blocks, accumulate=1, summed=len(service.pushers))
     server = service.server(stage)
     rank = service.rank(server)
     if service.by_push:
-        return CostClass(kind, rank, first=0, last=blocks, until=service.share(server, whole))
-    share = service.loads[unit].bytes / whole
-    return CostClass(kind, rank, first=0, last=blocks, until=share, summed=len(service.pushers) - 1)
+        return CostClass(kind, rank, first=0, last=blocks, until=service.share(server))
+    load = service.loads[unit]
+    share = load.bytes / service.whole
+    return CostClass(kind, rank, first=0, last=blocks, until=share, summed=len(service.pushes(load)) - 1)
 
 
-def served_states(ledger: Ledger, layout: Layout, service: Service, states: int) -> None:
+def served_states(ledger: Ledger, layout: Layout, service: Service) -> None:
     """What servers hold all the time: the weights that are theirs, and the optimizer's state for these."""
     if service.at_root:
         return
-    whole = sum(bucket.bytes for bucket in layout.buckets[0])
+    profile = layout.profile
+    states = round(sum(p.count for p in profile.parameters if p.trainable) * profile.state_bytes_per_parameter)
     rank = np.array([service.rank(server) for server in service.servers])
     never = np.full(len(rank), -1, dtype=np.int64)
-    shares = np.array([service.share(server, whole) for server in service.servers])
-    ledger.add(Value.WEIGHTS, np.round(shares * whole).astype(np.int64), rank, never, never)
+    shares = np.array([service.share(server) for server in service.servers])
+    ledger.add(Value.WEIGHTS, np.round(shares * service.whole).astype(np.int64), rank, never, never)
     ledger.add(Value.OPTIMIZER, np.round(shares * states).astype(np.int64), rank, never, never)
 
 
 def served(ledger: Ledger, found: Found, service: Service) -> None:
     """What servers and workers send each other, and wait for."""
+    for stage in found.layout.stages:
+        _served(ledger, found, service, stage)
+
+
+def _served(ledger: Ledger, found: Found, service: Service, stage: int) -> None:
+    """The same of the workers that hold a stage."""
     from trainplan.program.lower.gradients import completing
 
-    layout = found.layout
-    holdings = layout.holdings
+    holdings = [h for h in found.layout.holdings if h.stage == stage]
     workers = np.array([[h.rank] * found.steps for h in holdings], dtype=np.int64)
-    forwards = found.own(found.ops(Kind.F, [0]), holdings, empty=NEVER).min(axis=2)
-    over = found.own(found.backward([0], final=True), holdings).max(axis=2)
-    for load in service.loads:
-        ends = _Ends(found, service, load)
-        if load.bucket >= 0:
+    forwards = found.own(found.ops(Kind.F, [stage]), holdings, empty=NEVER).min(axis=2)
+    over = found.own(found.backward([stage], final=True), holdings).max(axis=2)
+    for load in (load for load in service.loads if stage in load.stages):
+        ends = _Ends(found, service, load, stage)
+        if load.has_gradients:
             ready = over
             if not service.at_root:
-                ready = found.own(completing(found, [0], [load.bucket]), holdings).max(axis=2)
+                ready = found.own(completing(found, [stage], [load.bucket(stage)]), holdings).max(axis=2)
             _push(ledger, service, load, ends, workers, ready)
         _pull(ledger, service, load, ends, workers, forwards)
     if service.at_root:  # its own gradients
         step = found.once(Kind.STEP, holdings[:1])[0]
         ledger.add(Value.TOKEN, 0, workers[0], over[0], step, (step,))
-    if layout.backend.receives_on_device:
-        _posted(ledger, found, service)
 
 
 class _Ends:
-    """The operations of one load, by worker and step; -1: there is none."""
+    """The operations of one load, by worker of a stage and step; -1: there is none."""
 
-    def __init__(self, found: Found, service: Service, load: Load) -> None:
-        self.rank, stage = service.rank(load.server), service.stage(load.server)
+    def __init__(self, found: Found, service: Service, load: Load, worker: int) -> None:
+        self.rank, server = service.rank(load.server), service.stage(load.server)
 
         def ops(kind: Kind, at: int, peer: int) -> Ints:
             own = found.ops(kind, [at], [peer], [load.unit])[0]
             return own.reshape(len(found.layout.replicas), found.steps, -1)[:, :, 0]
 
-        self.send_g, self.recv_w = ops(Kind.SEND_G, 0, stage), ops(Kind.RECV_W, 0, stage)
-        self.recv_g, self.send_w = ops(Kind.RECV_G, stage, 0), ops(Kind.SEND_W, stage, 0)
+        self.send_g, self.recv_w = ops(Kind.SEND_G, worker, server), ops(Kind.RECV_W, worker, server)
+        self.recv_g, self.send_w = ops(Kind.RECV_G, server, worker), ops(Kind.SEND_W, server, worker)
         # The step that takes the gradients of each worker: one for all, or of whole pushes one for each.
         units = range(len(self.send_g)) if service.by_push else [0 if service.at_root else load.unit]
-        steps = np.array([found.numbered(Kind.STEP, stage, unit, self.rank) for unit in units])
+        steps = np.array([found.numbered(Kind.STEP, server, unit, self.rank) for unit in units])
         self.step = np.broadcast_to(steps, self.send_g.shape)
 
 
@@ -121,32 +125,12 @@ def _pull(ledger: Ledger, service: Service, load: Load, ends: _Ends, workers: In
     ledger.add(Value.TOKEN, 0, workers[own][:, : used.shape[1]], used, readers, (readers,))
 
 
-def _posted(ledger: Ledger, found: Found, service: Service) -> None:
-    """Buffers of receives from when they are posted, some ahead, until they are taken. Of whole pushes servers take
-    one at a time from each worker, and post it when it comes."""
-    receives = _RECEIVE[found.kind]
-    if service.by_push:
-        receives &= found.kind != Kind.RECV_G
-    ops = np.flatnonzero(receives)
-    home = found.rank[ops] * found.steps + found.step[ops]
-    begin = np.searchsorted(home, home)  # the first receive of the same rank and step
-    after = np.arange(len(ops)) - RECEIVES_AHEAD
-    later = np.flatnonzero(after >= begin)
-    size = np.array([_bytes(found, service, int(op)) for op in ops], dtype=np.int64)
-    ledger.add(
-        Value.COMMUNICATION, size[later], found.rank[ops[later]], ops[after[later]], ops[later], late=True, early=True
-    )  # fmt: skip
-    # The others are posted when the step begins: with the first operation that its rank has in it.
-    alone = np.flatnonzero(may_open(found))
-    start = alone[np.unique(found.rank[alone] * found.steps + found.step[alone], return_index=True)[1]]
-    opened = dict(zip((found.rank[start] * found.steps + found.step[start]).tolist(), start.tolist(), strict=True))
-    first = np.array([opened[key] for key in home.tolist()], dtype=np.int64)
-    now = np.flatnonzero((after < begin) & (first != ops))
-    ledger.add(Value.COMMUNICATION, size[now], found.rank[ops[now]], first[now], ops[now], early=True)
-
-
-def _bytes(found: Found, service: Service, op: int) -> int:
-    if found.kind[op] == Kind.RECV_INPUT:
-        return scattered_bytes(found.layout, found.layout.replicas[int(found.replica_of[op])])
-    load = service.loads[int(found.unit[op])]
-    return load.pushed_bytes if found.kind[op] == Kind.RECV_G else load.bytes
+def served_pairs(found: Found) -> list[tuple[Ints, Ints]]:
+    """The receives and the sends of messages between workers and servers."""
+    service = found.layout.service
+    ends = [_Ends(found, service, load, stage) for load in service.loads for stage in load.stages] if service else []
+    inputs = (
+        found.ops(Kind.RECV_INPUT, [0], [0]),
+        found.ops(Kind.SEND_INPUT, [0], [0]),
+    )  # of a batch that is scattered
+    return [inputs, *((own.recv_g, own.send_g) for own in ends), *((own.recv_w, own.send_w) for own in ends)]

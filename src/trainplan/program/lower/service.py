@@ -5,6 +5,10 @@ message, as soon as backward has completed the bucket: a *load*. Weights come ba
 worker is the server of all others (`dataparallel`), a load is a bucket; and weights travel with the running statistics,
 which are a load of their own that no gradients are in.
 
+Under pipelines the servers have the keys of all stages, and every stage pushes and pulls its own, from all replicas.
+A server takes those of the last stage first, as backward does. Weights that several stages hold are a bucket of their
+own in each of them, and one load that all holders push: servers sum it over stages as they do over replicas.
+
 What a worker and a server do in a step:
 
     in step    worker   F B SEND_G SEND_G.1 … B.1 SEND_G.2 …    RECV_W RECV_W.1 …  LOSS
@@ -24,7 +28,7 @@ from trainplan.plan.keys import Piece, deal
 from trainplan.plan.plan import Plan
 from trainplan.plan.served import ASYNCHRONOUS, AT_ROOT, SERVED
 from trainplan.profile.profile import Parameter
-from trainplan.program.lower.buckets import Bucket
+from trainplan.program.lower.buckets import Bucket, Tie
 
 NUMBER_BYTES = 8  # of the number that a push to a server that takes whole pushes begins with
 
@@ -34,12 +38,25 @@ class Load:
     """What one message carries: pieces of one bucket, for one server."""
 
     unit: int  # its number
-    bucket: int  # -1: running statistics
+    places: tuple[tuple[int, int], ...]  # every stage that pushes it, with its bucket there; -1: running statistics
     server: int
     bytes: int
     pieces: tuple[Piece, ...] = ()
     segments: tuple[tuple[int, int], ...] = ()  # of the bucket laid out flat: the elements that are these pieces
     numbered: bool = False  # the first load of a push, with the number of the push in front
+
+    @property
+    def has_gradients(self) -> bool:
+        return self.places[0][1] >= 0
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Those that push it: one, or all that hold the same weights."""
+        return tuple(stage for stage, _ in self.places)
+
+    def bucket(self, stage: int) -> int:
+        """The bucket of a stage whose pieces these are."""
+        return dict(self.places)[stage]
 
     @property
     def pushed_bytes(self) -> int:
@@ -66,8 +83,12 @@ class Service:
 
     @property
     def pushers(self) -> tuple[int, ...]:
-        """The workers that send their gradients."""
+        """The replicas whose workers send their gradients."""
         return tuple(range(1 if self.at_root else 0, self.plan.dp))
+
+    def pushes(self, load: Load) -> list[tuple[int, int]]:
+        """Replica and stage of every worker that sends a load, in the order in which a server takes them."""
+        return [(replica, stage) for stage in load.stages for replica in self.pushers]
 
     @property
     def servers(self) -> range:
@@ -88,26 +109,36 @@ class Service:
     @cached_property
     def pushed(self) -> tuple[Load, ...]:
         """The loads with gradients in them."""
-        return tuple(load for load in self.loads if load.bucket >= 0)
+        return tuple(load for load in self.loads if load.has_gradients)
 
     @cached_property
     def by_server(self) -> tuple[tuple[Load, ...], ...]:
         return tuple(tuple(load for load in self.loads if load.server == server) for server in self.servers)
 
-    def of_bucket(self, bucket: int) -> list[Load]:
-        return [load for load in self.loads if load.bucket == bucket]
+    def of_bucket(self, stage: int, bucket: int) -> list[Load]:
+        return [load for load in self.loads if (stage, bucket) in load.places]
 
-    def share(self, server: int, whole: int) -> float:
-        """Of the `whole` bytes that are trained, those of a server."""
-        return sum(load.bytes for load in self.by_server[server] if load.bucket >= 0) / whole if whole else 0.0
+    @cached_property
+    def whole(self) -> int:
+        """Bytes that are trained."""
+        return sum(load.bytes for load in self.pushed)
+
+    def share(self, server: int) -> float:
+        """Of these, how many a server has."""
+        own = sum(load.bytes for load in self.by_server[server] if load.has_gradients)
+        return own / self.whole if self.whole else 0.0
 
 
 def service(
-    plan: Plan, parameters: Sequence[Parameter], buckets: Sequence[Bucket], buffer_bytes: int
+    plan: Plan, parameters: Sequence[Parameter], buckets: Sequence[Sequence[Bucket]], buffer_bytes: int
 ) -> Service | None:
-    """The loads of a plan; None where gradients are exchanged otherwise."""
+    """The loads of a plan, whose stages have these buckets; None where gradients are exchanged otherwise."""
     if plan.exchange not in SERVED:
         return None
+    places: dict[tuple[str, ...], list[tuple[int, int]]] = {}  # by what is in a bucket
+    for stage in reversed(range(len(buckets))):
+        for number, bucket in enumerate(buckets[stage]):
+            places.setdefault(bucket.names, []).insert(0, (stage, number))
     own = [p for p in parameters if p.trainable]
     element = {p.name: p.bytes // p.count if p.count else 0 for p in own}
     servers = max(1, plan.servers)
@@ -116,10 +147,11 @@ def service(
         pieces.setdefault(piece.name, []).append(piece)
     loads: list[Load] = []
     fresh = set(range(servers))
-    for number, bucket in enumerate(buckets):
+    # What several stages hold comes last: the first of them has the last word.
+    for names, holders in sorted(places.items(), key=lambda item: len(item[1])):
         for server in range(servers):
             found, segments, begin = list[Piece](), list[tuple[int, int]](), 0
-            for name in bucket.names:
+            for name in names:
                 for piece in pieces[name]:
                     if piece.server == server:
                         found.append(piece)
@@ -129,10 +161,21 @@ def service(
                 size = sum(piece.count * element[piece.name] for piece in found)
                 numbered = plan.exchange in ASYNCHRONOUS and server in fresh
                 fresh.discard(server)
-                loads.append(Load(len(loads), number, server, size, tuple(found), tuple(segments), numbered))
+                loads.append(Load(len(loads), tuple(holders), server, size, tuple(found), tuple(segments), numbered))
     if plan.exchange == AT_ROOT and buffer_bytes:
-        loads.append(Load(len(loads), -1, 0, buffer_bytes))
+        loads.append(Load(len(loads), ((0, -1),), 0, buffer_bytes))
     return Service(plan, tuple(loads))
+
+
+def with_ties(
+    buckets: Sequence[Sequence[Bucket]], ties: Sequence[Tie], bounds: Sequence[tuple[int, int]]
+) -> list[list[Bucket]]:
+    """The buckets of every stage, with one more for the weights that it holds together with others."""
+    found = [list(own) for own in buckets]
+    for tie in ties:
+        for stage in tie.stages:
+            found[stage].append(Bucket(tie.names, tie.bytes, bounds[stage][0], 1.0, tie.element))
+    return found
 
 
 def arranged(plan: Plan, parameters: Sequence[Parameter], buckets: Sequence[Bucket]) -> list[Bucket]:

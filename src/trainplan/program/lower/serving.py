@@ -33,14 +33,19 @@ def around(layout: Layout, bodies: Bodies, replica: int, rank: int) -> tuple[lis
         return [], []
     if rank != service.rank(0):
         return [bodies.add([Row(Kind.RECV_W, 0, 0, load.unit, 0) for load in service.loads], replica, rank)], []
-    sends = [_row(bodies, service, Kind.SEND_W, load, other) for load in service.loads for other in service.pushers]
-    takes = [_row(bodies, service, Kind.RECV_G, load, other) for load in service.pushed for other in service.pushers]
+    sends = [row for load in service.loads for row in _rows(bodies, service, Kind.SEND_W, load)]
+    takes = [row for load in service.pushed for row in _rows(bodies, service, Kind.RECV_G, load)]
     return sends, [*takes, bodies.add([Row(Kind.LOSS, 0, 0), Row(Kind.STEP, 0, 0)], replica, rank)]
 
 
-def _row(bodies: Bodies, service: Service, kind: Kind, load: Load, worker: int) -> int:
+def _rows(bodies: Bodies, service: Service, kind: Kind, load: Load) -> list[int]:
+    """The messages with a load between a server and all its workers."""
+    return [_row(bodies, service, kind, load, *worker) for worker in service.pushes(load)]
+
+
+def _row(bodies: Bodies, service: Service, kind: Kind, load: Load, replica: int, stage: int = 0) -> int:
     """One message between a server and a worker."""
-    return bodies.add([Row(kind, service.stage(load.server), 0, load.unit, 0)], worker, service.rank(load.server))
+    return bodies.add([Row(kind, service.stage(load.server), 0, load.unit, stage)], replica, service.rank(load.server))
 
 
 def servers(layout: Layout, bodies: Bodies) -> list[tuple[int, Ints, Ints]]:
@@ -59,9 +64,9 @@ def _in_step(service: Service, bodies: Bodies, server: int) -> list[int]:
     """Load by load: the gradients of all workers, one step, the weights to all workers."""
     found = []
     for load in service.by_server[server]:
-        found += [_row(bodies, service, Kind.RECV_G, load, worker) for worker in service.pushers]
+        found += _rows(bodies, service, Kind.RECV_G, load)
         found.append(bodies.add([Row(Kind.STEP, service.stage(server), 0, load.unit)], 0, service.rank(server)))
-        found += [_row(bodies, service, Kind.SEND_W, load, worker) for worker in service.pushers]
+        found += _rows(bodies, service, Kind.SEND_W, load)
     return found
 
 

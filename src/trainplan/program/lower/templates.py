@@ -51,13 +51,13 @@ def templates(layout: Layout, stage: int, line: int) -> Templates:
         return found
     weights = Row(Kind.W, stage, line)
     buckets = 0 if stage in layout.late else len(layout.buckets[stage])
-    exchange = tuple(Row(Kind.REDUCE_GRAD, stage, line, unit) for unit in range(buckets))
-    exchange += sharded.scatters(layout, stage, line, range(len(layout.sections[stage])), last=True)
+    sums = tuple(row for unit in range(buckets) for row in exchange(layout, stage, line, unit))
+    sums += sharded.scatters(layout, stage, line, range(len(layout.sections[stage])), last=True)
     return replace(
         found,
         input_backward=(*before, Row(Kind.I, stage, line), *after),
         weight_backward=(weights,),
-        last_weight_backward=(weights, *exchange),
+        last_weight_backward=(weights, *sums),
     )
 
 
@@ -89,7 +89,7 @@ def exchange(layout: Layout, stage: int, line: int, bucket: int) -> list[Row]:
     """What becomes of a bucket of gradients that is complete: a sum over the copies, or messages to servers."""
     if layout.service is None:
         return [Row(Kind.REDUCE_GRAD, stage, line, bucket)]
-    loads = layout.service.of_bucket(bucket)
+    loads = layout.service.of_bucket(stage, bucket)
     return [Row(Kind.SEND_G, stage, line, load.unit, layout.service.stage(load.server)) for load in loads]
 
 
@@ -179,7 +179,7 @@ def tail(layout: Layout, holdings: Sequence[Holding], final: bool = True) -> tup
     wait for the next forward pass, only after the final one of the program.)"""
     rows: list[Row] = []
     if layout.service is not None:
-        return served_tail(layout, layout.service, holdings[0])
+        return served_tail(layout, layout.service, holdings)
     late = [h for h in holdings if h.stage in layout.late]
     rows += [Row(Kind.REDUCE_GRAD, h.stage, h.lines[0], u) for h in late for u in range(len(layout.buckets[h.stage]))]
     for number, tie in enumerate(layout.ties):
@@ -197,14 +197,18 @@ def tail(layout: Layout, holdings: Sequence[Holding], final: bool = True) -> tup
     return tuple(rows)
 
 
-def served_tail(layout: Layout, service: Service, worker: Holding) -> tuple[Row, ...]:
+def served_tail(layout: Layout, service: Service, holdings: Sequence[Holding]) -> tuple[Row, ...]:
     """The same of a worker whose gradients go to where the optimizer is."""
     rows: list[Row] = []
+    worker, final = holdings[0], layout.stages[-1]
+    stages = {h.stage for h in holdings}
     if service.at_root:
         buckets = range(len(layout.buckets[0])) if worker.replica in service.pushers else ()
         rows += [row for bucket in buckets for row in exchange(layout, 0, 0, bucket)]
-    if layout.sums_loss and not (service.at_root and worker.rank == service.rank(0)):  # which takes gradients first
-        rows.append(Row(Kind.LOSS, 0, 0))
+    takes_gradients_first = service.at_root and worker.rank == service.rank(0)
+    if layout.sums_loss and final in stages and not takes_gradients_first:
+        rows.append(Row(Kind.LOSS, final, 0))
     if not service.at_root:
-        rows += [Row(Kind.RECV_W, 0, 0, load.unit, service.stage(load.server)) for load in service.loads]
+        pulls = [(load, stage) for load in service.loads for stage in load.stages if stage in stages]
+        rows += [Row(Kind.RECV_W, stage, 0, load.unit, service.stage(load.server)) for load, stage in pulls]
     return tuple(rows)

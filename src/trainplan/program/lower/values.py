@@ -80,8 +80,7 @@ def _states(ledger: Ledger, found: Found) -> None:
     for kind, sizes in ((Value.WEIGHTS, own), (Value.OPTIMIZER, held), (Value.BUFFERS, np.array(buffers)[stage])):
         ledger.add(kind, sizes, rank, never, never)
     if layout.service is not None:
-        whole = round(states[0] * profile.state_bytes_per_parameter)
-        served_states(ledger, layout, layout.service, whole)
+        served_states(ledger, layout, layout.service)
 
 
 def _counts(ledger: Ledger, found: Found) -> None:
