@@ -166,8 +166,8 @@ def _served() -> list[Case]:
         # Stages that push and pull each their own, with an embedding that two of them hold; one pipeline, and two.
         Case("ps-bsp", "tied", {**two, **pipeline, "schedule": "1f1b", "stages": (4,)}),
         Case("ps-bsp", "tied", {**step, **pipeline, "schedule": "zb-v", "chunks": 2, "stages": (2, 4, 6)}),
-        Case("ps-bsp", "residual", {**step, **pipeline, "dp": 2, "schedule": "gpipe", "stages": (2,), **but_last}),
-        Case("ps-bsp", "tied", {**step, **pipeline, "dp": 2, "schedule": "1f1b", "stages": (3,)}, optimizer="adamw"),
+        Case("ps-bsp", "residual", {**two, **pipeline, "schedule": "gpipe", "stages": (2,), **but_last}),
+        Case("ps-bsp", "tied", {**step, **pipeline, "dp": 2, "schedule": "1f1b", "stages": (3,)}),
     ]
 
 

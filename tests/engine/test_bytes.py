@@ -36,6 +36,8 @@ def plans(world: int) -> list[Plan]:
         found.append(plan(dp=2, bucket=300, exchange="dataparallel", preload="off", blocks=blocks))
         found.append(plan(dp=1, bucket=300, exchange="ps-bsp", servers=1, blocks=blocks))
     if world == 4:
+        stages = {"pp": 2, "micro": 2, "schedule": "1f1b", "stages": (4,), "bucket": 300}
+        found.append(plan(exchange="ps-bsp", servers=2, split=8, blocks=blocks, **stages))
         both = {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (4,), "blocks": blocks, "bucket": 200}
         found += [plan(exchange=word, **both) for word in ("all-reduce", "ring", "tree")]
         found.append(plan(exchange="horovod", threshold=400, cycle=1e-3, **both))

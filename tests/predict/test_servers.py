@@ -12,8 +12,14 @@ from trainplan.plan.rules import check, check_model
 from trainplan.plan.text import parse, text
 from trainplan.predict.predict import predict
 from trainplan.profile.profile import Profile
+from trainplan.program.lower import lower
+from trainplan.program.lower.backend import backend
+from trainplan.program.lower.layout import Layout
+from trainplan.program.ops import Value
+from trainplan.program.traffic import sent_by_rank
 from trainplan.solve.resolve import resolve
 
+STAGES = {"pp": 2, "stages": (2,), "schedule": "1f1b", "micro": 2}
 LATENCY, RATE, ADD = 50e-6, 1e9, 0.1e-9  # seconds, bytes a second, seconds a byte
 BYTES = 100_000_000
 
@@ -104,6 +110,34 @@ def test_memory_of_dataparallel() -> None:
     assert root["gradients"] + root["communication"] == 3 * BYTES
 
 
+@pytest.mark.system("ps-bsp", "P")
+def test_ps_bsp_under_pipelines() -> None:
+    """Every stage pushes and pulls its own, so servers get and give as many bytes as from whole models; workers hold a
+    stage each, and no optimizer; and nothing that was sent between stages stays for ever."""
+    profile = chain(2, 0.0, 0.0, weights=BYTES // 2, saved=0, state_bytes_per_parameter=8.0)
+    choices = plan(
+        dp=2, pp=2, micro=2, schedule="1f1b", stages=(1,), servers=1, exchange="ps-bsp", bucket=BYTES, blocks=2
+    )
+    found = predict(choices, profile, machines(5), 8)
+    assert found.step_s == pytest.approx(2 * 2 * BYTES / RATE, rel=0.01)
+    worker, server = found.peaks[0].breakdown, found.peaks[4].breakdown
+    assert worker["weights"] == worker["gradients"] == BYTES // 2
+    assert "optimizer" not in worker
+    assert (server["weights"], server["optimizer"]) == (BYTES, 2 * BYTES)
+    program = lower(choices, profile, 8)
+    whole = lower(plan(dp=2, servers=1, exchange="ps-bsp", bucket=BYTES, blocks=2), profile, 8)
+    assert sent_by_rank(program)[4] == sent_by_rank(whole)[2] == 2 * BYTES
+    assert program.value_end[program.value_kind == Value.BOUNDARY].min() >= 0
+
+
+def test_what_two_stages_hold_servers_sum_over_both() -> None:
+    profile = chain(4, weights=1000, tied=((0, 3),))
+    choices = plan(dp=2, pp=2, stages=(2,), schedule="gpipe", servers=1, exchange="ps-bsp", blocks=4)
+    service = Layout(choices, profile, 8, backend("gloo"), (0, 1)).service
+    assert [(load.stages, load.bytes) for load in service.loads] == [((1,), 2000), ((0,), 2000), ((0, 1), 1000)]
+    assert service.pushes(service.loads[-1]) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -118,10 +152,12 @@ def test_memory_of_dataparallel() -> None:
         ({"exchange": "dssp", "servers": 1, "bound": (4, 1)}, "upper bound 1 is below the lower one, 4", "bound=1,4"),
         ({"exchange": "dssp", "servers": 1, "bound": (4,)}, "a lower and an upper bound, not 4", "bound=3,15"),
         ({"exchange": "dataparallel", "dp": 1}, "several workers", "dp=2"),
+        ({"exchange": "ps-asp", "servers": 1, **STAGES}, "comes in parts from 2 ranks", "exchange=ps-bsp"),
+        ({"exchange": "dataparallel", **STAGES}, "with pp=2 one stage of the model", "exchange=ps-bsp"),
         (
-            {"exchange": "ps-bsp", "servers": 1, "pp": 2, "stages": (2,), "schedule": "1f1b"},
-            "for whole models, and pp=2",
-            "exchange=all-reduce pp=2",
+            {"exchange": "ps-bsp", "servers": 1, **STAGES, "schedule": "chimera"},
+            "under chimera a replica has several copies",
+            "schedule=1f1b",
         ),
     ],
 )
@@ -139,6 +175,8 @@ def test_refused_models() -> None:
         check_model(plan(dp=2, exchange="ps-bsp", servers=1, blocks=4), chain(4, clip_norm=1.0))
     with pytest.raises(PlanError, match=r"counts the steps that a worker may be ahead.*bound=0"):
         parse("exchange=ssp bound=-2")
+    with pytest.raises(PlanError, match=r"4 workers and 1 server are 5 devices, and there are 4.*dp=1 servers=1"):
+        resolve(parse("ps-bsp dp=2 pp=2 schedule=1f1b micro=2"), chain(4), machines(4), 8)
     with pytest.raises(PlanError, match=r"3 workers and 2 servers are 5 devices, and there are 4.*dp=2 servers=2"):
         resolve(parse("dp=3 servers=2"), chain(4), machines(4), 8)
 
@@ -151,3 +189,5 @@ def test_what_is_left_open() -> None:
     assert resolve(parse("dp=2 servers=2"), chain(4), machines(4), 8).exchange == "ps-bsp"
     assert resolve(parse("exchange=dssp dp=2"), chain(4), machines(4), 8).bound == (3, 15)
     assert resolve(parse("dataparallel dp=2"), chain(4), machines(4), 8).servers == 0
+    found = resolve(parse("ps-bsp pp=2 schedule=1f1b micro=2"), chain(4), machines(6), 8)
+    assert (found.dp, found.pp, found.servers) == (2, 2, 1)

@@ -167,7 +167,7 @@ def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     if not found.layout.backend.tagged:
         after = _after_those_sent_before(ops, first, begins, found.rank, [*ends.pairs, *served_pairs(found)])
     if found.layout.in_phases:  # whoever has nothing to compute in the first phase is at its barrier first
-        waits = _RECEIVE[found.kind[first]]
+        waits = _RECEIVE[found.kind[first]] & (found.rank[ops] < found.layout.plan.workers)
         first = np.where(waits, found.barriers[found.replica_of[ops], found.step[ops], 0], first)
     at_once = (after < begin) & (first != ops)
     now, rank = ops[at_once], found.rank
