@@ -132,5 +132,5 @@ def served_pairs(found: Found) -> list[tuple[Ints, Ints]]:
     inputs = (
         found.ops(Kind.RECV_INPUT, [0], [0]),
         found.ops(Kind.SEND_INPUT, [0], [0]),
-    )  # of a batch that is scattered
+    )  # of a scattered batch
     return [inputs, *((own.recv_g, own.send_g) for own in ends), *((own.recv_w, own.send_w) for own in ends)]
