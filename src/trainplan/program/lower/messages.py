@@ -182,7 +182,7 @@ def _after_those_sent_before(
 ) -> Ints:  # fmt: skip
     """For every receive the one (by its place in `ops`) whose taking has it posted, where messages have no tags."""
     after = np.arange(len(ops)) - RECEIVES_AHEAD
-    sent = np.full(int(ops.max(initial=0)) + 1, -1, dtype=np.int64)
+    sent = np.full(len(rank), -1, dtype=np.int64)
     for receive, send in pairs:
         sent[receive[receive >= 0]] = send[receive >= 0]
     sent = sent[ops]
