@@ -12,6 +12,7 @@ from trainplan.plan.rules import check, check_model
 from trainplan.plan.text import parse, text
 from trainplan.predict.predict import predict
 from trainplan.profile.profile import Profile
+from trainplan.program.check import check as check_program
 from trainplan.program.lower import lower
 from trainplan.program.lower.backend import backend
 from trainplan.program.lower.layout import Layout
@@ -20,6 +21,7 @@ from trainplan.program.traffic import sent_by_rank
 from trainplan.solve.resolve import resolve
 
 STAGES = {"pp": 2, "stages": (2,), "schedule": "1f1b", "micro": 2}
+PIPELINES = {**STAGES, "dp": 2}
 LATENCY, RATE, ADD = 50e-6, 1e9, 0.1e-9  # seconds, bytes a second, seconds a byte
 BYTES = 100_000_000
 
@@ -128,6 +130,14 @@ def test_ps_bsp_under_pipelines() -> None:
     whole = lower(plan(dp=2, servers=1, exchange="ps-bsp", bucket=BYTES, blocks=2), profile, 8)
     assert sent_by_rank(program)[4] == sent_by_rank(whole)[2] == 2 * BYTES
     assert program.value_end[program.value_kind == Value.BOUNDARY].min() >= 0
+
+
+@pytest.mark.parametrize("name", ["gloo", "gloo-staged", "nccl"])
+def test_programs_with_servers_are_legal_on_every_backend(name: str) -> None:
+    profile = chain(4, tied=((0, 3),), skips=((0, 3),))
+    check_program(lower(plan(**PIPELINES, exchange="ps-bsp", servers=2, split=8, blocks=4), profile, 8, name, steps=2))
+    check_program(lower(plan(dp=3, exchange="dataparallel", blocks=4), profile, 8, name, steps=2))
+    check_program(lower(plan(dp=3, exchange="ssp", bound=(1,), servers=2, blocks=4), profile, 8, name, steps=2))
 
 
 def test_what_two_stages_hold_servers_sum_over_both() -> None:
