@@ -12,6 +12,7 @@ from statistics import median
 import pytest
 
 from tests.engine import sleeping
+from tests.engine.overlapping import hidden
 from tests.engine.systems import Case
 from trainplan.bench.pool import pool
 from trainplan.engine.measurement import RunResult, together
@@ -91,9 +92,13 @@ def test_gradients_of_weights_fill_gaps(key: str) -> None:
 
 
 def test_a_load_is_hidden() -> None:
-    """What is loaded takes long enough: had it been waited for, that would be noticed above."""
+    """What is loaded takes long enough: had it been waited for, that would be noticed above. And it goes on within
+    steps, not between them, where nobody looks."""
     waits, hides = (case for case in sleeping.SYSTEMS if case.key == "preload" and case.plan.pp == 1)
     assert predicted(hides).step_s < (1 - 4 * CLOSE) * predicted(waits).step_s
+    shares = hidden(run(hides)[0].timeline.events)
+    assert len(shares) == STEPS - 1
+    assert min(shares) > 0.5  # all of it, but for when both begin
 
 
 def test_a_message_ends_when_it_arrives_not_when_it_is_taken(gpipe: RunResult) -> None:
