@@ -119,6 +119,25 @@ def overlap(name: str) -> str:
     return "\n".join(lines)
 
 
+def preload(name: str) -> str:
+    """What loading the next batch ahead is worth, from a file of benchmarks/preload.py."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    lines = [
+        f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
+        "",
+        "| device | workload | plan | off ms | of it inputs | on ms | of it inputs | ratio | 95 % interval |",
+        "|---|---|---|--:|--:|--:|--:|--:|---|",
+    ]
+    for row in data["rows"]:
+        cells = [f"{row['device']} | {row['model']}, {row['batch']} | `{row['asked']}`"]
+        for word in ("off", "on"):
+            kinds = row["kinds_s"][word]
+            inputs = sum(kinds.get(kind, 0.0) for kind in ("LOAD", "SEND_INPUT", "RECV_INPUT"))
+            cells.append(f"{row[f'{word}_s'] * 1e3:.2f} | {inputs / row[f'{word}_s']:.1%}")
+        lines.append(f"| {' | '.join(cells)} | {row['ratio']:.3f} | {row['low']:.3f} to {row['high']:.3f} |")
+    return "\n".join(lines)
+
+
 def clock(name: str) -> str:
     """How fast plans are simulated, from a file of benchmarks/clock.py."""
     data = json.loads((DATA / f"{name}.json").read_text())
@@ -162,7 +181,7 @@ def rewritten(text: str) -> str:
     """A page with every table between <!-- NAME ARGUMENT --> and <!-- /NAME --> made anew."""
     makers = {
         "systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
-        "exchanges": exchanges, "overlap": overlap,
+        "exchanges": exchanges, "overlap": overlap, "preload": preload,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:
