@@ -38,3 +38,16 @@ def test_weights_are_views_of_their_unit(zero: int) -> None:
     with torch.no_grad():
         shards.pieces["b"].add_(1.0)
     assert shards.own[0].tolist() == [4.0, 5.0, 7.0, 8.0]
+
+
+def test_a_weight_without_a_gradient_has_none_of_the_step_before() -> None:
+    """Under zero=1 gradients are not emptied but overwritten: also where nothing comes, or what comes is added to."""
+    weights = {name: nn.Parameter(torch.ones(2)) for name in ("a", "b")}
+    shards = Shards([Unit(("a", "b"), (2, 2), 4, sharers=1, first=0, last=0)], weights, place=0, zero=1, group=None)
+    (3 * weights["a"] + 5 * weights["b"]).sum().backward()
+    (3 * weights["a"]).sum().backward()
+    assert shards.to_scatter(0).tolist() == [6, 6, 5, 5]
+    assert shards.pieces["b"].grad.tolist() == [5, 5]
+    shards.zero_gradients()
+    (3 * weights["a"]).sum().backward()
+    assert shards.to_scatter(0).tolist() == [3, 3, 0, 0]

@@ -47,10 +47,15 @@ class Shards:
         self.flat: list[Tensor] = []  # whole units, of which the weights are views
         self.own: list[Tensor] = []  # this rank's share of each
         self.gradients: list[Tensor] = []  # of whole units under zero=1, otherwise of the shares
+        self._views: list[list[Tensor]] = []  # under zero=1, of those: by unit, the gradient of every weight
         self.pieces: dict[str, nn.Parameter] = {}  # what is stepped here
         self._at: dict[str, tuple[int, int, int]] = {}  # weight → unit, and its elements of the share: from … to
         for number, (unit, weights) in enumerate(zip(units, self.weights, strict=True)):
             self._lay_out(number, unit, weights)
+        if zero == 1:
+            for weights, views in zip(self.weights, self._views, strict=True):
+                for weight, view in zip(weights, views, strict=True):
+                    weight.register_post_accumulate_grad_hook(lambda weight, view=view: _settle(weight, view))
         self.zero_gradients()
         self.close()
 
@@ -67,6 +72,9 @@ class Shards:
         self.flat.append(flat)
         self.own.append(own.clone() if self.zero == 3 else own)
         self.gradients.append(torch.zeros_like(flat if self.zero == 1 else own))
+        if self.zero == 1:
+            parts = self.gradients[-1].split([*unit.counts, _spare(unit)])
+            self._views.append([part.view(weight.shape) for part, weight in zip(parts, weights, strict=False)])
         starts = _starts(unit)
         for name, (first, last) in unit.parts(self.place).items():
             start = starts[name] + first - self.place * unit.share
@@ -100,13 +108,13 @@ class Shards:
     # -- gradients --------------------------------------------------------------------------------------------------
 
     def zero_gradients(self) -> None:
-        """Empty the gradients."""
-        for gradients in self.gradients:
-            gradients.zero_()
+        """Empty the gradients. Those of whole units are not written: what comes first takes their place."""
         if self.zero == 1:
-            for unit, weights, gradients in zip(self.units, self.weights, self.gradients, strict=True):
-                for weight, part in zip(weights, gradients.split([*unit.counts, _spare(unit)]), strict=False):
-                    weight.grad = part.view(weight.shape)
+            for weight in (weight for weights in self.weights for weight in weights):
+                weight.grad = None
+        else:
+            for gradients in self.gradients:
+                gradients.zero_()
         for name, piece in self.pieces.items():
             number, start, end = self._at[name]
             piece.grad = self.own_gradient(number)[start:end]
@@ -118,9 +126,11 @@ class Shards:
 
     def to_scatter(self, unit: int) -> Tensor:
         """The gradients of a unit that a backward pass has made; from zero=2 on they are taken away."""
-        if self.zero == 1:
-            return self.gradients[unit]
         weights = self.weights[unit]
+        if self.zero == 1:
+            for weight, view in zip(weights, self._views[unit], strict=True):
+                _settle(weight, view)
+            return self.gradients[unit]
         found = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
         for weight in weights:
             weight.grad = None
@@ -187,6 +197,17 @@ class Shards:
             for key, value in whole.get(name, {}).items():
                 part = isinstance(value, Tensor) and value.shape == shapes[name] and value.dim() > 0
                 state[self.pieces[name]][key] = value.reshape(-1)[first:last].clone() if part else value
+
+
+def _settle(weight: nn.Parameter, view: Tensor) -> None:
+    """Put the gradient of a weight where it belongs; passes after the first then add to it there."""
+    if weight.grad is view:
+        return
+    if weight.grad is None:
+        view.zero_()
+    else:
+        view.copy_(weight.grad)
+    weight.grad = view
 
 
 def _elementwise(value: Any, piece: nn.Parameter) -> bool:

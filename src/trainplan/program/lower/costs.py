@@ -127,7 +127,7 @@ def _class(
     if kind is Kind.STEP and layout.crosses:
         return CostClass(kind, rank, -1, unit, unit + 1, accumulate=1)
     if kind is Kind.STEP:
-        emptied = int(layout.copies[stage] > 1 and not layout.observed and layout.plan.zero < 2)
+        emptied = int(layout.copies[stage] > 1 and not layout.observed and not layout.plan.zero)
         return CostClass(kind, rank, -1, first, last, accumulate=emptied, until=layout.shared_share(stage))
     pieces = layout.sections[stage]
     if layout.units[stage] and (kind is Kind.F or kind is Kind.B) and layout.cut(kind, bool(last_pass)):
