@@ -137,12 +137,12 @@ def lowered_kinds() -> set[Kind]:
                 kept = "selective" if recompute == "selective" else "none"  # which a profile has in it
                 found |= {Kind(int(kind)) for kind in lower(choices, replace(profile, recompute=kept), 8).kind}
     found |= {Kind(int(kind)) for kind in lower(plan(dp=2, zero=3, blocks=4, bucket=1), profile, 8).kind}
+    away = plan(blocks=4, micro=2, offload="activations", away=((2,),))
     served = plan(dp=2, blocks=4, exchange="ps-bsp", servers=1)
     decided = plan(dp=2, blocks=4, exchange="horovod", threshold=10**6, cycle=1e-3)
     scattered = plan(dp=2, blocks=4, exchange="dataparallel", preload="off")
-    return found | {
-        Kind(int(kind)) for choices in (served, decided, scattered) for kind in lower(choices, chain(4), 8).kind
-    }
+    others = (served, decided, scattered, away)
+    return found | {Kind(int(kind)) for choices in others for kind in lower(choices, chain(4), 8).kind}
 
 
 def test_every_kind_has_all_its_rules() -> None:

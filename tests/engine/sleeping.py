@@ -6,9 +6,11 @@ be refused: tracing drops its backward), so that the model is captured, cut, rec
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from statistics import median
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,7 @@ from trainplan.bench.pool import pool
 from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
 from trainplan.engine import copies
 from trainplan.engine.measurement import Measurement, measure
+from trainplan.engine.parcels import Way
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan, plan
 from trainplan.profile.capture.captured import Captured, capture
@@ -157,7 +160,8 @@ def profile(sequences: bool = False) -> Profile:
         )
         for block, (there, of_input, of_weights) in zip(shape.blocks, BLOCKS, strict=True)
     )  # fmt: skip
-    return replace(shape, device="cpu", samples=(1, 2), blocks=blocks)
+    crossings = tuple(replace(c, saved_by=c.consumers) for c in shape.crossings)  # by the layers that read them
+    return replace(shape, device="cpu", samples=(1, 2), blocks=blocks, crossings=crossings)
 
 
 def naps(rank: int, world: int, rounds: int = 15) -> dict[str, list[tuple[float, float]]]:
@@ -223,11 +227,29 @@ def train(rank: int, world: int, plan: Plan, batch: int, warm_up: int, steps: in
     copies.moved = _moved
     job, skeleton, captured = _captured(bool(plan.slices))
     trainer = Trainer(plan, job, captured, lambda names: skeleton.materialise(names, 0))
-    measured = measure(trainer, [(job.inputs(batch, 0), None)] * (warm_up + steps), warm_up=warm_up)
+    with mock.patch.object(Way, "go", _slowly(Way.go)):
+        measured = measure(trainer, [(job.inputs(batch, 0), None)] * (warm_up + steps), warm_up=warm_up)
     if world > 1:
         dist.barrier()
         trainer.close()
     return measured
+
+
+def _slowly(go: Callable) -> Callable:
+    """Copies to the host's memory and back that take as long as the cluster says."""
+
+    def slowly(way, pairs, after, mark, *others):
+        seconds = 2 * sum(into.nbytes for into, _ in pairs) / RATE
+        naps = iter((seconds, 0.0))  # it asks for the moment before it copies, and after
+
+        def asked():
+            moment = mark()
+            time.sleep(next(naps))
+            return moment
+
+        return go(way, pairs, after, asked, *others)
+
+    return slowly
 
 
 def lateness(rank: int, world: int) -> float:
@@ -259,6 +281,7 @@ def _systems() -> list[Case]:
     ]
     four = {"pp": 4, "stages": (1, 2, 3), "micro": 6}
     chunked = {"pp": 2, "chunks": 2, "stages": (1, 2, 3), "micro": 4}
+    away = {"offload": "activations", "away": ((2, 2, 0), (1, 1, 0))}
     orders = [
         ("preload", 2, {"preload": "off"}),
         ("preload", 2, {"preload": "on"}),
@@ -277,6 +300,8 @@ def _systems() -> list[Case]:
         ("gems", 12, {"pp": 2, "stages": (2,), "micro": 4, "schedule": "gems", "bucket": 100}),
         ("chimera", 24, {**four, "schedule": "chimera", "bucket": 100}),
         ("chimera", 24, {**four, "schedule": "chimera-doubled", "bucket": 100}),
+        ("zero-r", 5, {"micro": 2, "offload": "activations", "away": ((2, 1),)}),
+        ("gpipe", 7, {"pp": 2, "stages": (2,), "micro": 3, "schedule": "gpipe", **away}),
         ("terapipe", 16, {"pp": 4, "stages": (1, 2, 3), "micro": 2, "schedule": "terapipe", "slices": (4, 3, 1)}),
     ]
     return [

@@ -116,7 +116,7 @@ def _cases() -> list[Case]:
         ),
         Case("dapple", "tied", {**adam, "stages": (4,)}, optimizer="grouped_adamw", fields={"schedule": "onecycle"}),
     ]  # fmt: skip
-    return cases + grouped + ORDERS + _sharded() + EXCHANGES + SERVED + DECIDED + PRELOADED
+    return cases + grouped + ORDERS + _sharded() + EXCHANGES + SERVED + DECIDED + PRELOADED + _offloaded()
 
 
 def _sharded() -> list[Case]:
@@ -143,6 +143,37 @@ def _sharded() -> list[Case]:
         Case("zero3", "tied", {**pipeline, "zero": 3, "schedule": "gpipe"}, fields={"clip_norm": 0.05}),
         Case("zero3", "tied", {**pipeline, "zero": 3, "schedule": "gpipe", "recompute": "except-last"}),
         Case("zero1", "tied", {**pipeline, "zero": 1, "schedule": "zb-h1"}),
+    ]
+
+
+def _offloaded() -> list[Case]:
+    """Activations that go away: on 1, 2 and 4 ranks, with every stage of sharing out and with none, with micro-batches
+    of which some stay, recomputation, skip connections and clipping, and in pipelines whose micro-batches wait."""
+    own = {"offload": "activations", "bucket": 200}
+    two, shared = {**own, "dp": 2, "micro": 2}, {**own, "dp": 2, "zero": 3}
+    line = {**own, "pp": 2, "micro": 3}
+    return [
+        Case("zero-r", "tied", {**shared, "away": ((3,),)}),
+        Case("zero-r", "residual", {**shared, "micro": 2, "away": ((2, 1),), "recompute": "full"}),
+        Case("zero-r", "tied", {**shared, "dp": 4, "away": ((2,),)}, optimizer="adamw", fields={"clip_norm": 0.05}),
+        Case(
+            "zero-r", "tied", {**shared, "pp": 2, "stages": (4,), "micro": 2, "schedule": "1f1b", "away": ((3,), (1,))}
+        ),
+        Case("accumulate", "residual", {**own, "micro": 2, "away": ((4, 1),)}),
+        Case("ddp", "residual", {**two, "away": ((4,),)}),
+        Case("zero1", "residual", {**two, "zero": 1, "away": ((2,),)}),
+        Case("zero2", "tied", {**two, "zero": 2, "away": ((0, 3),), "overlap": "off"}),
+        Case("gpipe", "residual", {**line, "stages": (3,), "schedule": "gpipe", "away": ((3, 2, 0), (2, 1, 1))}),
+        Case(
+            "gpipe",
+            "tied",
+            {**line, "stages": (4,), "schedule": "gpipe", "away": ((4, 4, 0), (3, 2, 0)), "recompute": "except-last"},
+        ),
+        Case(
+            "interleaved",
+            "tied",
+            {**line, "chunks": 2, "stages": (1, 3, 5), "schedule": "interleaved", "away": ((1,), (2,), (1,), (1,))},
+        ),
     ]
 
 

@@ -10,13 +10,12 @@ from tests.engine.overlapping import hidden
 from tests.engine.systems import CASES, Case
 from tests.engine.test_equality import alone, hold
 from tests.engine.test_timeline import hold as hold_timeline
+from tests.engine.test_timeline import program_of
 from tests.profiling.models import of
 from trainplan.bench.pool import pool
 from trainplan.engine.measurement import measure
 from trainplan.engine.trainer import build
 from trainplan.plan.plan import plan
-from trainplan.profile.structure import structure
-from trainplan.program.lower import lower
 from trainplan.program.timeline import Event
 from trainplan.workload.batch import each_tensor
 
@@ -38,11 +37,9 @@ def test_equality_on_a_gpu(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CHOSEN, ids=str)
 def test_program_is_timeline_on_a_gpu(case: Case) -> None:
-    job, _, captured = jobs.built(case.model, case.optimizer, **case.fields)
-    ranks = on_gpu(case, (8, 8, 8, 8), record=2)
-    agendas = ranks[0][0].agendas  # where the exchange was decided while running
-    program = lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, "gloo-staged", steps=2, agendas=agendas)
-    hold_timeline(program, {rank: events for rank, (_, events, _) in enumerate(ranks)})
+    results = on_gpu(case, (8, 8, 8, 8), record=2)
+    program = program_of(case, results[0][0].agendas, "gloo-staged")
+    hold_timeline(program, {rank: events for rank, (_, events, _) in enumerate(results)})
 
 
 # -- inputs ---------------------------------------------------------------------------------------------------------

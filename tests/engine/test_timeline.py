@@ -6,6 +6,7 @@ same order on each resource of each rank, with the same bytes. Leaving an operat
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -18,6 +19,7 @@ from trainplan.engine.measurement import Measurement, merge
 from trainplan.plan import rules
 from trainplan.plan.plan import plan
 from trainplan.profile.structure import structure
+from trainplan.profile.trace import trace
 from trainplan.program.agenda import Agenda, Agendas
 from trainplan.program.check import check
 from trainplan.program.exchanges import BY_ROUNDS
@@ -64,10 +66,29 @@ def by_resource(events: list[Event], groups: dict[str, int]) -> dict[tuple, list
     return dict(found)
 
 
-def program_of(case: Case, agendas: Sequence[Agendas] = ()) -> Program:
+def program_of(case: Case, agendas: Sequence[Agendas] = (), backend: str = "gloo") -> Program:
     """The two steps that are recorded; with what was decided in them, where the exchange decides while running."""
     job, _, captured = jobs.built(case.model, case.optimizer, **case.fields)
-    return lower(case.plan, structure(captured, job, job.inputs(2, 0)), 8, steps=2, agendas=agendas)
+    shape = structure(captured, job, job.inputs(2, 0))
+    if case.plan.away:  # then what is copied is what blocks save, as those say who have traced it
+        shape = replace(shape, **saved(case.model))
+    return lower(case.plan, shape, 8, backend, steps=2, agendas=agendas)
+
+
+@cache
+def saved(model: str) -> dict:
+    """The parts of a profile that say what is saved."""
+    job, _, captured = jobs.built(model, "sgd")
+    shape, sizes = structure(captured, job, job.inputs(2, 0)), (2, 4)  # bytes grow evenly
+    traces = [trace(captured, job, size) for size in sizes]
+    none = (0.0,) * len(sizes)
+    nothing = {f"{way}_{what}": none for way in ("forward", "backward") for what in ("s", "issue_s", "workspace_bytes")}
+    blocks = tuple(
+        replace(block, **nothing, saved_bytes=tuple(float(t.blocks[number].saved_bytes) for t in traces))
+        for number, block in enumerate(shape.blocks)
+    )
+    crossings = tuple(replace(c, saved_by=traces[0].saved_by.get(c.name, ())) for c in shape.crossings)
+    return {"samples": sizes, "blocks": blocks, "crossings": crossings}
 
 
 def hold(program: Program, events: dict[int, list[Event]]) -> None:

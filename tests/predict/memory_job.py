@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.profiling.models import of
-from trainplan.engine import transport
+from trainplan.engine import parcels, sharded, transport
+from trainplan.engine.sharded import Pieces
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan
 from trainplan.profile.capture.captured import Captured, capture
@@ -23,7 +24,7 @@ from trainplan.profile.memory import watch
 from trainplan.profile.update import state_bytes
 from trainplan.workload.batch import tensors
 from trainplan.workload.load import load
-from trainplan.workload.workload import Workload
+from trainplan.workload.workload import Batch, Workload
 
 WARM_UP = 2  # the first step makes the optimizer's state, before the second DDP makes its buckets
 CPU = torch.device("cpu")
@@ -99,6 +100,18 @@ def track(rank: int, world: int, name: str, plan: Plan, batch: int) -> Seen:
         with seen.part("before"):
             torch.zeros(1)
         trainer.step(data)
+    start = _start(trainer, data, batch)
+    base = seen.levels["before"].start
+    levels = [seen.levels[str(number)] for number in range(len(names))]
+    _close(trainer)
+    return Seen(
+        start, [(n, start + at.peak - base, start + at.end - base) for n, at in zip(names, levels, strict=True)]
+    )
+
+
+def _start(trainer: Trainer, data: Batch, batch: int) -> int:
+    """Bytes before a step."""
+    plan = trainer.plan
     lasting = [*trainer.parameters.values(), *trainer.buffers.values()]
     if plan.zero:
         lasting = [*trainer.buffers.values(), *_shared_out(trainer)]
@@ -108,12 +121,50 @@ def track(rank: int, world: int, name: str, plan: Plan, batch: int) -> Seen:
     )
     if plan.dp > 1 and not plan.zero:  # buckets, ours or DDP's
         start += sum(p.nbytes for p in trainer.parameters.values() if p.requires_grad)
-    base = seen.levels["before"].start
-    levels = [seen.levels[str(number)] for number in range(len(names))]
-    _close(trainer)
-    return Seen(
-        start, [(n, start + at.peak - base, start + at.end - base) for n, at in zip(names, levels, strict=True)]
-    )
+    return start
+
+
+def by_operation(name: str, plan: Plan, batch: int) -> tuple[int, dict[str, int], dict[tuple[int, int], int]]:
+    """A step on one device whose passes come in sections: bytes before it, most bytes beyond them while each section
+    computes, and the bytes that were copied of each (micro-batch, section)."""
+    trainer = _trainer(name, plan)
+    data = trainer.workload.inputs(batch, 0)
+    for _ in range(WARM_UP):
+        trainer.step(data)
+    runner, copied = trainer._runner(batch), {}
+    start_copy = parcels._start
+
+    def noted(run, op, parcel):
+        copied[op.micro, op.unit] = parcel.size
+        start_copy(run, op, parcel)
+
+    with watch(CPU) as seen:
+
+        class Watched(Pieces):
+            """A pass, with the allocator watched section by section."""
+
+            def __init__(self, run, place) -> None:
+                super().__init__(run, place)
+                self._open()
+
+            def _open(self) -> None:
+                self.part = seen.part(runner.program.name(self.run.list[self.at].op))
+                self.part.__enter__()
+
+            def _over(self) -> None:
+                self.part.__exit__(None, None, None)
+                super()._over()
+
+            def _next(self) -> None:
+                super()._next()
+                self._open()
+
+        with mock.patch.object(sharded, "Pieces", Watched), mock.patch.object(parcels, "_start", noted):
+            with seen.part("before"):
+                torch.zeros(1)
+            trainer.step(data)
+    base = seen.levels.pop("before").start
+    return _start(trainer, data, batch), {name: level.peak - base for name, level in seen.levels.items()}, copied
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from trainplan.predict.memory import Track, peaks, tracks
 from trainplan.profile.measure import measure
 from trainplan.profile.profile import Profile
 from trainplan.program.lower import lower
+from trainplan.program.offload import absences, decide, levels
 from trainplan.program.ops import GATHERS, Value
 from trainplan.program.program import Program
 
@@ -26,6 +27,7 @@ MODELS = {
     "resnet18:cifar10": (4, (1, 2, 4), 4),
     "gpt:layers=2,hidden=64,heads=4,seq=64,vocab=500": (8, (1, 4, 8), 2),
 }
+AWAY = {"offload": "activations"}
 PLANS = {
     "single": {},
     "accumulate": {"micro": 4},
@@ -43,11 +45,19 @@ PLANS = {
     "zero3": {"dp": 2, "overlap": "off", "zero": 3, "bucket": 2**18},
     "zero3, recompute": {"dp": 2, "overlap": "off", "zero": 3, "micro": 2, "bucket": 2**18, "recompute": "full"},
     "ddp, accumulate": {"dp": 2, "micro": 2, "bucket": 2**18},
-}
+    "offload": {"micro": 2, **AWAY, "away": ((3,),)},
+    "offload, ddp": {"dp": 2, "micro": 2, "bucket": 2**18, **AWAY, "away": ((3, 1),)},
+    "offload, zero3": {"dp": 2, "overlap": "off", "zero": 3, "bucket": 2**18, **AWAY, "away": ((3,),)},
+    "offload, gpipe, recompute": {
+        "pp": 2, "micro": 4, "schedule": "gpipe", "recompute": "full", **AWAY, "away": ((3, 3, 3, 0), (2, 2, 2, 1)),
+    },
+    "offload, gpipe": {"pp": 2, "micro": 4, "schedule": "gpipe", **AWAY, "away": ((3, 3, 3, 0), (2, 2, 2, 1))},
+}  # fmt: skip
 # Beyond the smallest model one of each kind: what differs there are the blocks, not the plans.
 ENOUGH = ("single", "accumulate", "gpipe", "1f1b, recompute", "zb-h1")
 CHOSEN = {"mlp": tuple(PLANS), "wide": ("load", "load, 1f1b")}
 CASES = [(model, choices) for model in MODELS for choices in CHOSEN.get(model, ENOUGH)]
+CASES.append(("resnet18:cifar10", "offload"))
 
 
 @cache
@@ -105,6 +115,31 @@ def levels_after(program: Program, track: Track) -> list[int]:
         level = ends.get(op, level)
         found.append(level)
     return found
+
+
+@pytest.mark.system("zero-r", "P")
+def test_zero_r_would_have_decided_alike_by_real_bytes() -> None:
+    """The policy, asked with the allocator's account of a real step and with what was really copied, lets the same
+    parcels go as with the bytes of the program, whatever the budget."""
+    name, batch = "gpt:layers=5,hidden=32,heads=2,seq=32,vocab=50", 16
+    profile = measure(memory_job.built(name)[0], samples=(1, 8), repeats=1, verify=False)
+    chosen = plan(blocks=len(profile.blocks), micro=2, **AWAY, away=((len(profile.blocks) - 2,),))
+    program = lower(chosen, profile, batch)
+    start, seen, copied = memory_job.by_operation(name, chosen, batch)
+    places = {name: place for place, name in enumerate(program.rank_list(0))}
+    real = np.zeros(len(places), dtype=np.int64)  # of operations that compute; the others need no more than these
+    for name, most in seen.items():
+        real[places[name]] = start + most
+    foreseen, expected = absences(program, 0), levels(program, 0)
+    for parcel in foreseen:  # but for positions, which all blocks share
+        assert parcel.bytes == pytest.approx(copied[parcel.micro, parcel.section], abs=512)
+    everything = expected.copy()
+    for parcel in foreseen:
+        everything[parcel.gone : parcel.back] += parcel.bytes
+    budgets = np.linspace(expected.max(), everything.max(), 12, endpoint=False).astype(int)[1:].tolist()
+    answers = [decide(expected, foreseen, budget) for budget in budgets]
+    assert [decide(real, foreseen, budget) for budget in budgets] == answers
+    assert len({sum(answer) for answer in answers}) > 3
 
 
 def test_what_was_sent_does_not_pile_up() -> None:

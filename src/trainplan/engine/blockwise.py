@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trainplan.engine.parcels import keeping
 from trainplan.engine.sharded import Pieces, between
 from trainplan.profile.capture.sliced import carrying
 
@@ -54,7 +55,8 @@ def forward(run: Runner, op: Instruction, pieces: Pieces | None = None) -> None:
     batch = run.batch(op)
     seed = run.seeder(op.micro)
     env, carry = arrived(run, op), run.carry(op)
-    due = between(run, op, pieces) if pieces is not None else None
+    going = keeping(run, op)
+    due = between(run, op, pieces, going) if pieces is not None else None
     with torch.no_grad(), carrying(carry):
         for block in range(stage.first, stage.last):
             if due is not None:
@@ -64,6 +66,8 @@ def forward(run: Runner, op: Instruction, pieces: Pieces | None = None) -> None:
             stage.run_block(block, env, batch, run.part_of(op))
     if carry is not None and op.slice == len(run.part.slices) - 1:
         carry.kept.clear()  # nobody reads those of the last one
+    if going is not None:
+        going.over(len(run.part.layout.sections[op.stage]) - 1, env)
     if pieces is not None:
         op = pieces.finish()
     hand_out(run, op, {name: env[name] for name in stage.makes})
@@ -133,6 +137,7 @@ def backward(run: Runner, op: Instruction) -> None:
         received = {name: current.env[name] for name in stage.reads}
         give_back(run, op, {name: current.gradients.get(name) for name in stage.reads}, received)
         del state.passes[op.stage, run.piece(op)]
+        state.parcels.pop((op.stage, run.piece(op)), None)
         state.carries.pop((op.stage, run.piece(op)), None)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from trainplan.engine import blockwise, crossing, loads, sharded, two_parts
+from trainplan.engine import blockwise, crossing, loads, parcels, sharded, two_parts
 from trainplan.engine.clocks import now
 from trainplan.engine.held import Held
 from trainplan.engine.instructions import Instruction
@@ -43,25 +43,30 @@ class Pass:
 
 
 def _forward(run: Runner, op: Instruction, place: int) -> int | None:
-    pieces = sharded.Pieces(run, place) if run.part.layout.units[op.stage] else None
-    if run.part.layout.recomputed[run.piece(op)]:
+    layout = run.part.layout
+    pieces = sharded.Pieces(run, place) if layout.units[op.stage] or layout.offloads else None
+    if layout.recomputed[run.piece(op)]:
         blockwise.forward(run, op, pieces)
         return pieces.taken if pieces is not None else None
     state, held = run.current, run.part.held[op.stage]
     batch = run.batch(op)
     leaves = arrived(run, op)
-    if run.part.layout.crosses:
+    if layout.crosses:
 
         def finish(last: Instruction, made: dict[str, Tensor], output: Any) -> None:
             state.values[last.saved[0]] = Pass({}, made, weighted_loss(run, op, output))
 
         return crossing.forward(run, place, batch, finish)
-    with nullcontext() if _completes(run, op) else held.no_sync(), carrying(run.carry(op)):
+    saving = parcels.saving(run, op, leaves)
+    hooks = saving.hooks() if saving is not None else nullcontext()
+    with nullcontext() if _completes(run, op) else held.no_sync(), carrying(run.carry(op)), hooks:
         arguments = leaves, batch, run.seeder(op.micro), run.part_of(op)
         if pieces is None:
             made, output = held.module(*arguments)
         else:
-            made, output = held.stage(*arguments, sharded.between(run, op, pieces))
+            made, output = held.stage(*arguments, sharded.between(run, op, pieces, saving))
+    if saving is not None:
+        saving.over(len(layout.sections[op.stage]) - 1, made)
     loss = weighted_loss(run, op, output) if held.is_last else None
     if pieces is not None:
         op = pieces.finish()
@@ -136,8 +141,8 @@ def _backward(run: Runner, op: Instruction, place: int) -> int | None:
     held = run.part.held[op.stage]
     done: Pass = run.current.values[op.held[0]]
     roots, seeds = roots_of(run, op, done)
-    if held.shards is not None:
-        return _sharded_backward(run, op, place, done, roots, seeds)
+    if held.shards is not None or run.part.layout.offloads:
+        return _backward_in_sections(run, op, place, done, roots, seeds)
     pieces = _pieces(run, place)
     last = _completes(run, op)
     crossing.backward_begins(run, op, last)
@@ -156,14 +161,15 @@ def _backward(run: Runner, op: Instruction, place: int) -> int | None:
     return len(pieces) if len(pieces) > 1 else None
 
 
-def _sharded_backward(
+def _backward_in_sections(
     run: Runner, op: Instruction, place: int, done: Pass, roots: list[Tensor], seeds: list[Tensor | None]
 ) -> int:
-    """A backward pass on whose way weights are gathered and gradients scattered."""
+    """A backward pass on whose way weights are gathered and gradients exchanged, and what was saved comes back."""
     pieces, count = sharded.Pieces(run, place), len(run.part.layout.sections[op.stage])
     run.boundary = lambda piece: pieces.reach(count - 1 - piece)
     torch.autograd.backward(roots, seeds)
     run.boundary = None
+    run.current.parcels.pop((op.stage, run.piece(op)), None)
     give_back(run, pieces.finish(), {name: leaf.grad for name, leaf in done.leaves.items()}, done.leaves)
     return pieces.taken
 
@@ -397,4 +403,6 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.NEGOTIATE: crossing.by_the_exchange,
     Kind.LOAD: loads.load,
     Kind.SEND_INPUT: loads.scatter,
+    Kind.OFFLOAD: parcels.offload,
+    Kind.FETCH: parcels.fetch,
 }

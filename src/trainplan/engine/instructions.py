@@ -12,7 +12,8 @@ from trainplan.program.ops import RECEIVES, SENDS, Kind, Value
 from trainplan.program.program import Program
 
 Ends = tuple[tuple[int, int], ...]  # (value, stage at the other end)
-_READ = (Value.BOUNDARY, Value.TOKEN, Value.WEIGHTS, Value.INPUT)  # what somebody reads; the rest is nothing but memory
+# What somebody reads; the rest is nothing but memory.
+_READ = (Value.BOUNDARY, Value.TOKEN, Value.WEIGHTS, Value.INPUT, Value.SAVED)
 _COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 

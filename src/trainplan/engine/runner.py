@@ -22,6 +22,7 @@ from trainplan.engine.held import Held
 from trainplan.engine.inputs import Fed, Inputs
 from trainplan.engine.instructions import Instruction, instructions
 from trainplan.engine.loads import Loaded, take
+from trainplan.engine.parcels import Host, Parcel
 from trainplan.engine.recorder import Recorder
 from trainplan.engine.seeds import seed_of
 from trainplan.engine.serving import Shard, Weights
@@ -32,7 +33,7 @@ from trainplan.profile.capture.sliced import Carry, Slice
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.loads import INPUT_MESSAGES
 from trainplan.program.lower.service import Load
-from trainplan.program.ops import COLLECTIVES, RECEIVES, SENDS, Kind
+from trainplan.program.ops import COLLECTIVES, COPIES, RECEIVES, SENDS, Kind
 from trainplan.program.posting import RECEIVES_AHEAD, due, in_order_of_sending
 from trainplan.program.program import Program
 from trainplan.workload.workload import Batch, Loss
@@ -40,7 +41,7 @@ from trainplan.workload.workload import Batch, Loss
 SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W)  # messages between workers and servers
 _TENSORS = 1024  # that a message with running statistics may carry
 # These go on after their handler has returned, or are several operations in one call.
-NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES, Kind.TICK, Kind.LOAD)
+NOTED_BY_THEIR_HANDLERS = (*SENDS, *COLLECTIVES, *COPIES, Kind.TICK, Kind.LOAD)
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Part:
     # Of weights that several stages hold: by unit of their exchange, the parameters of every copy on this rank.
     tied: dict[int, list[list[nn.Parameter]]] = field(default_factory=dict)
     chain: Chain | None = None  # what follows collectives of gradients that are shared out
+    host: Host | None = None  # where parcels go away
     sums: dict[int, Sums] = field(default_factory=dict)  # by group, of those that are made in rounds
     # By stage, of a worker whose weights come from where the optimizer is, or go from here.
     weights: dict[int, Weights] = field(default_factory=dict)
@@ -85,6 +87,8 @@ class StepState:
     pending: dict[int, Pending] = field(default_factory=dict)  # value → what must be waited for before it is read
     passes: dict[tuple[int, int], Any] = field(default_factory=dict)  # (stage, piece) → a pass on its way back
     carries: dict[tuple[int, int], Carry] = field(default_factory=dict)  # (stage, piece) → keys and values of a slice
+    # (stage, piece) → section → what its forward pass has saved, where it goes away
+    parcels: dict[tuple[int, int], dict[int, Parcel]] = field(default_factory=dict)
     sending: dict[int, Pending] = field(default_factory=dict)  # value → the message that carries it
     sent: list[Pending] = field(default_factory=list)
     loss: Tensor | None = None  # weighted sum over this replica's micro-batches

@@ -20,11 +20,15 @@ from trainplan.engine.clocks import now
 from trainplan.engine.pending import await_later, noted
 from trainplan.engine.shards import Shards
 from trainplan.engine.transport import Arrivals, Pending, Works
-from trainplan.program.ops import SHARED_OUT, Kind
+from trainplan.program.ops import COPIES, SHARED_OUT, Kind
 
 if TYPE_CHECKING:
     from trainplan.engine.instructions import Instruction
+    from trainplan.engine.parcels import Keeping, Saving
     from trainplan.engine.runner import Runner
+
+
+_BETWEEN = (*SHARED_OUT, *COPIES, Kind.REDUCE_GRAD)  # what may stand between two pieces of one pass
 
 
 @dataclass
@@ -155,7 +159,7 @@ class Pieces:
             other = run.list[number]
             if other.kind is self.kind and (other.stage, run.piece(other)) == (first.stage, run.piece(first)):
                 last = number
-            elif other.kind not in SHARED_OUT and other.kind is not Kind.REDUCE_GRAD:
+            elif other.kind not in _BETWEEN:
                 break
         self.last, self.taken = last, last - place + 1
         self._since = run.recorder.mark()
@@ -188,11 +192,13 @@ class Pieces:
         self.run.free(done, self.run.current)
 
 
-def between(run: Runner, op: Instruction, pieces: Pieces | None) -> Callable[[int, dict[str, Any]], None] | None:
+def between(
+    run: Runner, op: Instruction, pieces: Pieces | None, leaving: Saving | Keeping | None = None
+) -> Callable[[int, dict[str, Any]], None] | None:
     """What a forward pass does before each of its blocks; None: nothing.
 
     Where one of its pieces begins, the next operations of the list are due; and what the piece before it has made gets
-    a hook that says when backward comes there.
+    a hook that says when backward comes there. What that has saved is then complete, where it is to go away.
     """
     cut, blocks = run.part.layout.sections[op.stage], run.part.held[op.stage].stage.captured.blocks
     if len(cut) < 2:
@@ -208,6 +214,8 @@ def between(run: Runner, op: Instruction, pieces: Pieces | None) -> Callable[[in
                 made = env.get(name)
                 if isinstance(made, Tensor) and made.requires_grad:
                     made.register_hook(lambda _, piece=number - 1: run.came_back_to(piece))
+        if leaving is not None:
+            leaving.over(number - 1, env)
         if pieces is not None:
             pieces.reach(number)
 

@@ -30,6 +30,7 @@ from trainplan.engine.exchanges import Sums, sums_of
 from trainplan.engine.held import bind, hold
 from trainplan.engine.inputs import Inputs, steps_of
 from trainplan.engine.observed import WARM_UP_STEPS
+from trainplan.engine.parcels import Host
 from trainplan.engine.recorder import Recorder, now
 from trainplan.engine.runner import Part, Runner
 from trainplan.engine.serving import Shard, Weights
@@ -182,6 +183,7 @@ class Trainer:
             layout=layout, replica=self.replica, held=held, loss=self.workload.loss,
             transport=self._transport, groups=groups, seed=self.seed, device=self.device,
             slices=self.slices, sums=sums, inputs=self.inputs,
+            host=Host(self.device) if layout.offloads else None,
             chain=Chain(self.device, layout.backend.receives_wait) if self.plan.zero else None,
             tied={unit: copies_of(tie, held) for unit, tie in ties.items() if set(tie.stages) & set(held)},
             weights={n: Weights(own, layout.buckets[n]) for n, own in held.items()} if layout.service else {},

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from trainplan.plan.keys import SPLIT
+from trainplan.plan.offload import Away, shortest
 from trainplan.plan.order import GIVEN, known
 from trainplan.plan.placement import ANY_TABLE, Lines, Placement, lines
 from trainplan.plan.placement import placement as table
@@ -58,6 +59,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "overlap": ("on", "off"),
     "sequence": ("off", "on"),
     "preload": ("given", "off", "on"),
+    "offload": ("none", "activations"),
 }
 
 # Exchanges whose order is decided while running, and the numbers that each of them has.
@@ -130,6 +132,8 @@ class Request:
     tp: int | None = None  # ranks that share every stage between them: slices of its weights and of its arithmetic
     sequence: str | None = None  # on: what they do not slice they share out by tokens
     preload: str | None = None  # on: the next batch comes to its device while this one is trained
+    offload: str | None = None  # what goes to the host's memory where the device's is too small
+    away: Away | None = None  # how much of it, exactly; open: as much as `memory` asks for
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,8 @@ class Plan:
     sequence: str = "off"
     # How a batch comes to the devices: given there; loaded when a step begins; or during the step before (`loads.py`).
     preload: str = "given"
+    offload: str = "none"
+    away: Away = ()  # of activations that are offloaded: see `offload.py`
 
     @property
     def sharers(self) -> int:
@@ -291,6 +297,8 @@ def plan(
     tp: int = 1,
     sequence: str = "off",
     preload: str = "given",
+    offload: str = "none",
+    away: Away = (),
 ) -> Plan:
     """A plan with the usual choices where none is given.
 
@@ -304,7 +312,8 @@ def plan(
         placement or table(dp, _lines(schedule, pp, chunks, pairs, spread, order), tp), key, chunks, pairs,
         tuple(spread), tuple(order), slices=tuple(slices), zero=zero, shard=0 if shard == dp else shard,
         node=node, servers=servers, bound=tuple(bound), split=split, threshold=threshold, cycle=cycle, slice=slice,
-        credit=credit, fused=tuple(fused), tp=tp, sequence=sequence, preload=preload,
+        credit=credit, fused=tuple(fused), tp=tp, sequence=sequence, preload=preload, offload=offload,
+        away=shortest(away),
     )  # fmt: skip
 
 
@@ -326,7 +335,19 @@ def usual_placement(plan: Plan) -> Placement:
 
 def open_fields(request: Request) -> tuple[str, ...]:
     """The choices that a request leaves open."""
-    given = {"memory", "spread", "placement", "order", "partition", "zero", "shard", "node", "preload"}
+    given = {
+        "memory",
+        "spread",
+        "placement",
+        "order",
+        "partition",
+        "zero",
+        "shard",
+        "node",
+        "preload",
+        "offload",
+        "away",
+    }
     given |= {"servers", "bound", "split", "tp", "sequence", *itertools.chain(*EXCHANGE_FIELDS.values())}
     choices = [f.name for f in fields(request) if f.name not in given]
     return tuple(name for name in choices if getattr(request, name) is None)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from trainplan.errors import PlanError, nearest
 from trainplan.plan.decided import DECIDED, check_decided, check_decided_model
 from trainplan.plan.exchanges import check_exchange
+from trainplan.plan.offload import check_offload
 from trainplan.plan.order import GIVEN, known
 from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
 from trainplan.plan.served import check_served, check_served_model
@@ -41,6 +42,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     check_served(plan, asked)
     check_sliced(plan, asked)
     check_preload(plan, asked)
+    check_offload(plan, asked)
     _devices(plan, asked, world)
     _batch(plan, asked, batch)
     return plan

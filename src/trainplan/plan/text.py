@@ -30,6 +30,7 @@ from typing import Any
 from trainplan import files
 from trainplan.errors import InputError, PlanError, nearest
 from trainplan.plan.keys import SPLIT
+from trainplan.plan.offload import PARTITIONED, away_text, parse_away, refuse_partitioned
 from trainplan.plan.order import GIVEN, from_file, known, read
 from trainplan.plan.placement import placement as table
 from trainplan.plan.placement import renamed
@@ -40,7 +41,7 @@ _SIZES = ("bucket", "memory", "threshold", "slice", "credit")
 _ORDER = (
     "dp", "tp", "sequence", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition", "placement",
     "recompute", "exchange", "node", "threshold", "cycle", "slice", "credit", "fused", "zero", "shard", "bucket",
-    "updates", "precision", "overlap", "preload", "memory", "servers", "bound", "split",
+    "updates", "precision", "overlap", "preload", "offload", "away", "memory", "servers", "bound", "split",
 )  # fmt: skip
 # What a plan has where the short form says nothing.
 _USUAL: dict[str, object] = {
@@ -48,6 +49,7 @@ _USUAL: dict[str, object] = {
     "recompute": "none", "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on",
     "memory": None, "zero": 0, "shard": 0, "node": 0, "servers": 0, "bound": (), "split": SPLIT, "threshold": 0,
     "cycle": 0.0, "slice": 0, "credit": 0, "fused": (), "tp": 1, "sequence": "off", "preload": "given",
+    "offload": "none", "away": (),
 }  # fmt: skip
 
 
@@ -112,6 +114,8 @@ def _value(field: str, value: str, line: str) -> Any:
 
     asked = f"plan {line!r}, {field}={value}"
     words = PARTITIONS if field == "partition" else WORDS.get(field, ())
+    if field == "offload" and value == PARTITIONED:
+        refuse_partitioned(asked)
     if words:
         if value not in words:
             if field == "schedule" and value in SYSTEMS and SYSTEMS[value].choices is not None:
@@ -129,6 +133,8 @@ def _value(field: str, value: str, line: str) -> Any:
             return parse_seconds(value)
         except InputError as error:
             raise PlanError(asked, error.why, "cycle=5ms") from None
+    if field == "away":
+        return parse_away(value, asked)
     if field == "fused":
         why = "the number of gradients of every fused tensor was expected"
         return _numbers(value, asked, why, "fused=3,1,2")
@@ -253,6 +259,8 @@ def _words(choices: Request | Plan, usual: dict[str, object]) -> str:
             value = _size(int(value))
         elif field == "cycle":
             value = _seconds(float(value))
+        elif field == "away":
+            value = away_text(value)
         elif isinstance(value, tuple):
             value = ",".join(map(str, value))
         words.append(f"{field}={value}")
@@ -261,7 +269,7 @@ def _words(choices: Request | Plan, usual: dict[str, object]) -> str:
 
 def title(choices: Request | Plan) -> str:
     """What a table shows: a plan without its cuts and buckets."""
-    drop = ("stages=", "bucket=", "fused=")
+    drop = ("stages=", "bucket=", "fused=", "away=")
     words = [word for word in brief(choices).split() if not word.startswith(drop)]
     return " ".join(words) or "single"
 

@@ -49,8 +49,7 @@ Rule = Callable[[CostClass, Setting], tuple[float, float]]
 def _forward(c: CostClass, s: Setting) -> tuple[float, float]:
     run = s.profile.total("forward_s", c.first, c.last, c.samples)
     issue = s.profile.total("forward_issue_s", c.first, c.last, c.samples)
-    start = s.cluster.dispatch_s if c.since == 0 else 0.0  # as of a backward pass
-    return run * s.slower(c.rank) + talking(c, s), issue + start
+    return run * s.slower(c.rank) + talking(c, s), issue + _begun(c, s)
 
 
 def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -58,9 +57,12 @@ def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
     run += c.accumulate * _accumulation(c, s)
     issue = s.profile.total("backward_issue_s", c.first, c.last, c.samples)
     share = c.until - c.since
-    # However many pieces it is cut into for the program, the engine starts a backward pass once.
-    start = s.cluster.dispatch_s if c.since == 0 else 0.0
-    return run * share * s.slower(c.rank) + talking(c, s), issue * share + start
+    return run * share * s.slower(c.rank) + talking(c, s), issue * share + _begun(c, s)
+
+
+def _begun(c: CostClass, s: Setting) -> float:
+    """However many pieces a pass is cut into for the program, the engine starts it once."""
+    return s.cluster.dispatch_s if c.since == 0 and not c.started else 0.0
 
 
 def talking(c: CostClass, s: Setting) -> float:
@@ -188,6 +190,8 @@ RULES: dict[Kind, Rule] = {
     Kind.LOAD: _load,
     Kind.SEND_INPUT: _send,
     Kind.RECV_INPUT: _receive,
+    Kind.OFFLOAD: _load,
+    Kind.FETCH: _load,
 }
 
 

@@ -44,10 +44,11 @@ class Peak:
     breakdown: dict[str, int]  # bytes by kind of value at that moment
 
 
-def tracks(played: Played) -> list[Track]:
-    """The memory of every rank."""
+def tracks(played: Played, host: bool = False) -> list[Track]:
+    """The memory of every rank: of its device, or what it has in that of its `host`."""
     program = played.program
     here = np.flatnonzero((program.value_rank >= 0) & (program.value_bytes > 0))
+    here = here[(program.value_kind[here] == Value.HOST) == host]
     made, freed = program.value_maker[here], program.value_end[here]
     born, dies = here[made >= 0], here[freed >= 0]
     value = np.concatenate([born, dies])
@@ -62,7 +63,7 @@ def tracks(played: Played) -> list[Track]:
     value, op, change, time = value[order], op[order], (sign * program.value_bytes[value])[order], time[order]
     base = np.zeros((program.world, len(Value)), dtype=np.int64)
     first = program.initial
-    first = first[program.value_rank[first] >= 0]
+    first = first[(program.value_rank[first] >= 0) & ((program.value_kind[first] == Value.HOST) == host)]
     np.add.at(base, (program.value_rank[first], program.value_kind[first]), program.value_bytes[first])
     bounds = np.searchsorted(program.value_rank[value], np.arange(program.world + 1))
     found = []
@@ -101,6 +102,13 @@ def peaks(played: Played) -> list[Peak]:
         breakdown = {kind.name.lower(): int(parts[kind]) for kind in Value if parts[kind]}
         found.append(Peak(track.rank, top, name, breakdown))
     return found
+
+
+def host_peaks(played: Played) -> list[int]:
+    """The most bytes that each rank has in the memory of its host."""
+    if not (played.program.value_kind == Value.HOST).any():
+        return [0] * played.program.world
+    return [int(max(track.level, default=0)) for track in tracks(played, host=True)]
 
 
 def in_flight(played: Played, rank: int) -> int:

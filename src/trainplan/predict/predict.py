@@ -21,7 +21,7 @@ from trainplan.predict.contention import alike, contention
 from trainplan.predict.cost import Setting, costs, inside
 from trainplan.predict.decided import expected_agendas
 from trainplan.predict.flows import Flows
-from trainplan.predict.memory import Peak, peaks
+from trainplan.predict.memory import Peak, host_peaks, peaks
 from trainplan.predict.planned import planned
 from trainplan.predict.speeds import speeds
 from trainplan.predict.utilisation import utilisation
@@ -63,6 +63,7 @@ class Prediction:
     seconds_by_kind: dict[str, float]  # a step, summed over ranks
     device: str
     batch: int
+    host_bytes: int = 0  # that a node's ranks have in its memory at most: what was offloaded
     peaks: tuple[Peak, ...] = field(repr=False, default=())
     played: Played | None = field(repr=False, compare=False, default=None)
 
@@ -76,7 +77,8 @@ class Prediction:
 
     @property
     def breakdown(self) -> dict[str, int]:
-        """Bytes of the worst rank at its peak, by kind; `device` is what the device's own libraries take."""
+        """Bytes of the worst rank at its peak, by kind; `device` is what the device's own libraries take. (What is in
+        the memory of the host is not among them: `host_bytes`.)"""
         return {**self.peak.breakdown, "device": self.peak_bytes - self.peak.bytes}
 
     def to_json(self) -> dict[str, Any]:
@@ -130,6 +132,7 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     limits = [int(device.memory_bytes * (1 - MEMORY_MARGIN)) for device in place]
     used = [peak.bytes + device.context_bytes for peak, device in zip(found, place, strict=True)]
     worst = int(np.argmax([u / limit for u, limit in zip(used, limits, strict=True)]))
+    host, roomy = _on_hosts(plan, cluster, [peak.rank for peak in found], host_peaks(played), fold)
     busy = (compute_seconds(played) - np.bincount(program.rank, spoken, program.world)) / program.steps
     arithmetic = utilisation(profile, cluster, plan.world, batch, step_s)
     steps_per_epoch = -(-profile.samples_per_epoch // batch)
@@ -137,7 +140,7 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
     price = cluster.price_per_hour(plan.world) * epoch_s / 3600
     scaled = " and scaled" if len(set(pace)) > 1 else ""  # by the peaks of the other devices
     return Prediction(
-        plan=plan, fits=all(u <= limit for u, limit in zip(used, limits, strict=True)), step_s=step_s,
+        plan=plan, fits=roomy and all(u <= limit for u, limit in zip(used, limits, strict=True)), step_s=step_s,
         samples_per_s=batch / step_s, epoch_s=epoch_s, peak_bytes=used[worst], peak=found[worst],
         limit_bytes=limits[worst], bubble=_idle(float(busy.sum()), program.world * step_s),
         exposed_comm_s=max(0.0, step_s - unhindered), compute_s=float(busy.max()),
@@ -145,8 +148,22 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
         profile=f"{profile.kind}{scaled}, {'compiled' if profile.compiled else 'eager'}",
         error=known_error(plan, profile.kind + scaled, profile.device, profile.compiled),
         seconds_by_kind=_by_kind(played, spoken), device=profile.device, batch=batch,
-        peaks=tuple(found), played=played if keep else None,
+        host_bytes=host, peaks=tuple(found), played=played if keep else None,
     )  # fmt: skip
+
+
+def _on_hosts(plan: Plan, cluster: Cluster, ranks: list[int], peaks: list[int], fold: bool) -> tuple[int, bool]:
+    """The most bytes that the ranks of one node have in its memory together, and whether all nodes have that much (or
+    have not said how much they have)."""
+    if fold:  # every replica has as much as the first
+        known = dict(zip(plan.ranks(0), peaks, strict=True))
+        ranks = [rank for replica in range(plan.dp) for rank in plan.ranks(replica)]
+        peaks = [known[rank] for _ in range(plan.dp) for rank in plan.ranks(0)]
+    total = [0] * len(cluster.nodes)
+    for rank, peak in zip(ranks, peaks, strict=True):
+        total[cluster.node_of(rank)] += peak
+    rooms = [node.host_memory_bytes for node in cluster.nodes]
+    return max(total), all(not room or own <= room for own, room in zip(total, rooms, strict=True))
 
 
 def _beside_others(plan: Plan, program: Program, alone: Setting, wiring: Wiring, flows: Flows | None) -> Setting:

@@ -115,7 +115,7 @@ class Footprints:
             if crossing.producer >= last or crossing.consumers[-1] < first:
                 continue
             readers = [b for b in crossing.consumers if first <= b < last]
-            if _stays(crossing, first, last):
+            if stays(crossing, first, last):
                 saved[min(b for b in crossing.saved_by if b >= first) - first] += size
             if crossing.needs_grad and readers:  # its gradient is made by its last reader, and used up by its maker
                 flowing[max(crossing.producer - first, 0)] += size
@@ -142,7 +142,7 @@ class Footprints:
                 alive[crossing.producer - first] += size
                 if crossing.consumers[-1] >= last:
                     outgoing += size
-                elif not _stays(crossing, first, last):
+                elif not stays(crossing, first, last):
                     alive[crossing.consumers[-1] + 1 - first] -= size
             levels = list(accumulate(alive))
             most = max(level + extra for level, extra in zip(levels, self.forward_workspace[first:last], strict=False))
@@ -185,7 +185,7 @@ def update_workspace(profile: Profile, first: int, last: int) -> int:
     return round(most + profile.update_adds * (sum(sizes) - most))
 
 
-def _stays(crossing: Crossing, first: int, last: int) -> bool:
+def stays(crossing: Crossing, first: int, last: int) -> bool:
     """Whether what passes between blocks of a stage is needed by their backward. (What leaves the stage is kept by
     whoever sends it.)"""
     return first <= crossing.producer and crossing.consumers[-1] < last and any(b >= first for b in crossing.saved_by)

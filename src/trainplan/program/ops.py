@@ -40,6 +40,8 @@ class Kind(IntEnum):
     LOAD = 24  # what a stage reads of a step's batch, from the host's memory to its device
     SEND_INPUT = 25  # a worker's part of the batch from the first device to its own (nn.DataParallel)
     RECV_INPUT = 26
+    OFFLOAD = 27  # what a section has saved, to the host's memory
+    FETCH = 28  # and back, before it is read
 
 
 class Lane(IntEnum):
@@ -68,6 +70,7 @@ class Value(IntEnum):
     MESSAGE = 8  # in flight: on no rank
     TOKEN = 9  # no bytes: a fact that another operation waits for
     COMMUNICATION = 10  # buffers of receives that are posted ahead, and copies that are exchanged
+    HOST = 11  # what was offloaded: in the memory of the host, and not of the device
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ SPECS: dict[Kind, Spec] = {
     Kind.LOAD: Spec(Lane.COPY_IN, "load inputs"),
     Kind.SEND_INPUT: Spec(Lane.LINK, "scatter inputs", message=True, twin=Kind.RECV_INPUT),
     Kind.RECV_INPUT: Spec(Lane.LINK, "receive inputs", message=True, twin=Kind.SEND_INPUT),
+    Kind.OFFLOAD: Spec(Lane.COPY_OUT, "copy out"),
+    Kind.FETCH: Spec(Lane.COPY_IN, "copy in"),
 }
 SENDS = tuple(kind for kind in Kind if kind.name.startswith("SEND"))
 RECEIVES = tuple(kind for kind in Kind if kind.name.startswith("RECV"))
@@ -116,4 +121,5 @@ COLLECTIVES = tuple(kind for kind in Kind if SPECS[kind].collective)
 PER_REPLICA = (Kind.NORM, Kind.BARRIER)  # collectives of the ranks of one replica; the others are of copies of a stage
 GATHERS = (Kind.GATHER_F, Kind.GATHER_B)
 SHARED_OUT = (Kind.SCATTER_GRAD, *GATHERS)  # collectives of replicas that share out a stage; others are of all copies
+COPIES = (Kind.OFFLOAD, Kind.FETCH)  # between a device and its host, beside everything else
 COMPUTES = tuple(kind for kind in Kind if SPECS[kind].lane is Lane.COMPUTE)

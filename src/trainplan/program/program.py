@@ -106,6 +106,7 @@ class CostClass(NamedTuple):
     background: bool = False  # of a sum: a thread of its own takes care of it, and not the host
     sharing: tuple[int, ...] = ()  # of a pass: the ranks of the cluster that share its blocks
     inside: tuple[Inside, ...] = ()  # what these exchange meanwhile
+    started: bool = False  # of a section of a pass: an earlier one of the same call has had the host start it
 
 
 @dataclass(frozen=True)

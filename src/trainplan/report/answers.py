@@ -111,6 +111,7 @@ class Predicted:
             f"step     {seconds(p.step_s)}, {significant(p.samples_per_s)} {self.profile.sample}s/s",
             f"epoch    {seconds(p.epoch_s)}{price}",
             f"memory   {verdict}; {where} has {gib(p.peak_bytes)} of {gib(p.limit_bytes)} ({shown})",
+            *([f"host     {gib(p.host_bytes)} of activations in the memory of a node"] if p.host_bytes else []),
             f"bubble   {percent(p.bubble)} of device time without compute",
             f"comm     {seconds(p.exposed_comm_s)} a step exposed",
             f"MFU      {mfu_words(p.mfu)} %",

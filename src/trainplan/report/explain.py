@@ -14,7 +14,9 @@ from trainplan.plan.sliced import SELECTIVE
 from trainplan.plan.text import brief
 from trainplan.predict.planned import planned
 from trainplan.predict.predict import Prediction
+from trainplan.profile.parcels import parcels
 from trainplan.profile.profile import Profile
+from trainplan.program.lower.away import depths
 from trainplan.program.lower.backend import backend
 from trainplan.program.lower.buckets import Bucket
 from trainplan.program.lower.edges import message_bytes
@@ -194,6 +196,8 @@ def _moves(layout: Layout, cluster: Cluster) -> list[str]:
             lines.append(_exchange(layout, stage, buckets))
         if layout.units[stage]:
             lines.append(_shared_out(layout, stage))
+        if layout.offloads and depths(layout, stage).any():
+            lines.append(_offloaded(layout, cluster, stage))
     for tie in layout.ties:
         ranks = sorted({rank for stage in tie.stages for rank in plan.replicas_of(stage)})
         lines.append(
@@ -258,6 +262,22 @@ def _shared_out(layout: Layout, stage: int) -> str:
         f"{where}{what[plan.zero]} of {gib(whole)} of weights, in {some(len(units), 'unit')}, shared out among {among}"
         f"{_ranks(plan.replicas_of(stage))}: {gib(gathered)} gathered for {when}, {gib(scattered)} of gradients "
         f"scattered, a step; a rank sends {gib(sent)}"
+    )
+
+
+def _offloaded(layout: Layout, cluster: Cluster, stage: int) -> str:
+    """What of a stage goes to the memory of the host, and comes back."""
+    plan, cut, away = layout.plan, layout.sections[stage], depths(layout, stage)
+    size = sum(
+        sum(p.bytes for p in parcels(layout.profile, samples, cut, again)[:depth])
+        for samples, again, depth in zip(layout.sizes[0], layout.recomputed.tolist(), away.tolist(), strict=True)
+    )
+    where, rate = f"stage {stage}: " if plan.pp > 1 else "", cluster.device(plan.rank(0, stage)).host_rate
+    many = f"{away.min()} to {away.max()}" if away.min() < away.max() else f"{away.max()}"
+    over = f" over its host link {gb_per_s(rate)}" if rate else ""
+    return (
+        f"{where}what the first {many} of {some(len(cut), 'block')} save of every micro-batch: {gib(size)} to the "
+        f"memory of the host and back, a step{over}"
     )
 
 

@@ -123,6 +123,9 @@ def _traffic(p: Prediction, profile: Profile, cluster: Cluster) -> str:
     if plan.preload != "given":
         inputs = sum(micro_batches(plan, p.batch)[0]) * profile.input_bytes_per_sample
         words.append(f"{gib(round(inputs))} of inputs from the host")
+    if plan.away:
+        rate = min(cluster.device(rank).host_rate for rank in range(plan.workers))
+        words.append("activations to the host and back" + (f" at {gb_per_s(rate)}" if rate else ""))
     return " and ".join(words) or "none"
 
 

@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
@@ -37,6 +38,7 @@ from trainplan.solve.decided import begun, tuned
 from trainplan.solve.exchange import FASTER, bucket_sizes, check_bucket, on_nodes, other_exchanges, whole_bucket
 from trainplan.solve.least import Least
 from trainplan.solve.limits import limited, usable
+from trainplan.solve.offload import offloaded, refuse_too_little
 from trainplan.solve.partition.bottleneck import bottleneck
 from trainplan.solve.partition.choice import counts, partitioned, refuse
 from trainplan.solve.partition.instance import instance, on
@@ -85,7 +87,9 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
             break
         found = best([found, draft(replace(sketch, micro=micro), cluster, batch, tables, count)])
     # Who asks for replicas and not for an exchange gets the backend's.
-    found = refine(found, [field for field in left if field != "exchange"], cluster, batch, tables)
+    if request.away is None:  # whoever says what goes away says it of certain stages and sections
+        found = refine(found, [field for field in left if field != "exchange"], cluster, batch, tables)
+        refuse_too_little(found, f"plan {brief(request)!r}")
     return tuned(found, request, profile, lambda trial: _predict(trial, cluster, batch, tables), best)
 
 
@@ -125,7 +129,7 @@ def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables, slices: in
     (so many) slices, where the order of work wants them. Buckets are no larger than the model."""
     sketch = replace(sketch, bucket=min(sketch.bucket, whole_bucket(tables.profile)))
     if sketch.pp > 1 and not sketch.stages:
-        sketch = replace(sketch, stages=cuts(sketch, cluster, batch, tables, usable(cluster)))
+        sketch = replace(sketch, stages=cuts(sketch, cluster, batch, tables, _room(sketch, cluster)))
     if sketch.schedule == rules.SLICED and sketch.pp > 1 and not sketch.slices:
         ways = slicings(sketch, slices, tables.profile, cluster, batch)
         return best([_predict(replace(sketch, slices=way), cluster, batch, tables) for way in ways])
@@ -144,12 +148,12 @@ def refine(
     buckets = "bucket" in left and found.plan.replicated and found.plan.exchange not in rules.DECIDED
     if buckets and (found.exposed_comm_s > gain * found.step_s or (found.plan.zero > 1 and not found.fits)):
         sizes = [size for size in bucket_sizes(found.plan, tables.profile) if size != found.plan.bucket]
-        trials = [_predict(replace(found.plan, bucket=size), cluster, batch, tables) for size in sizes]
+        trials = [_predict(_other(found.plan, bucket=size), cluster, batch, tables) for size in sizes]
         found = best([found, *trials])
     if "exchange" in left and found.exposed_comm_s > gain * found.step_s:
         for other in other_exchanges(found.plan, tables.profile, cluster):
             sizes = bucket_sizes(other, tables.profile) if "bucket" in left else [other.bucket]
-            fastest = best([_predict(replace(other, bucket=size), cluster, batch, tables) for size in sizes])
+            fastest = best([_predict(_other(other, bucket=size), cluster, batch, tables) for size in sizes])
             if fastest.fits >= found.fits and fastest.step_s < found.step_s * (1 - FASTER):
                 found = fastest
     return found
@@ -159,14 +163,14 @@ def _recut(found: Prediction, cluster: Cluster, batch: int, tables: Tables, gain
     def trial(limit: float, slack: float = 0.0) -> tuple[int, ...]:
         return cuts(found.plan, cluster, batch, tables, limit, slack)
 
-    limit = usable(cluster)
+    limit = _room(found.plan, cluster)
     for _ in range(_REPAIRS):
         if found.fits:
             break
         limit -= found.peak_bytes - found.limit_bytes
-        found = best([found, _predict(replace(found.plan, stages=trial(limit)), cluster, batch, tables)])
+        found = best([found, _predict(_other(found.plan, stages=trial(limit)), cluster, batch, tables)])
     others = {trial(limit, slack) for slack in SLACKS} - {found.plan.stages}
-    found = best([found, *(_predict(replace(found.plan, stages=c), cluster, batch, tables) for c in sorted(others))])
+    found = best([found, *(_predict(_other(found.plan, stages=c), cluster, batch, tables) for c in sorted(others))])
     return _moved(found, others | {found.plan.stages}, cluster, batch, tables, gain) if found.fits else found
 
 
@@ -189,7 +193,7 @@ def _moved(
                 break
             simulated, in_vain = simulated + 1, in_vain + 1
             known.add(trial)
-            better = best([found, _predict(replace(plan, stages=trial), cluster, batch, tables)])
+            better = best([found, _predict(_other(plan, stages=trial), cluster, batch, tables)])
             found, in_vain = better, 0 if better is not found else in_vain
             if found is not before and not few:
                 break  # go on from there
@@ -206,8 +210,20 @@ def _one_move(plan: Plan) -> Iterator[tuple[int, ...]]:
                 yield (*plan.stages[: place - 1], cut, *plan.stages[place:])
 
 
+def _room(plan: Plan, cluster: Cluster) -> float:
+    """Bytes that stages may take when a model is cut: where what is too much goes away, that is no matter of cuts."""
+    return usable(cluster) if plan.offload == "none" else math.inf
+
+
+def _other(plan: Plan, **changes: Any) -> Plan:
+    """A plan in which something is different; how much it offloads is then to be found out again."""
+    return replace(plan, away=(), **changes)
+
+
 def _predict(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
-    return predict(rules.check(plan, batch, cluster.world), tables.profile, cluster, batch)
+    rules.check(plan, batch, cluster.world)
+    foresee = offloaded if plan.offload != "none" and not plan.away else predict
+    return foresee(plan, tables.profile, cluster, batch)
 
 
 def cuts(plan: Plan, cluster: Cluster, batch: int, tables: Tables, limit: float, slack: float = 0.0) -> tuple[int, ...]:

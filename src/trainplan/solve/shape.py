@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from trainplan.errors import PlanError
 from trainplan.plan.keys import SPLIT
+from trainplan.plan.offload import check_offload
 from trainplan.plan.placement import placement, renamed
 from trainplan.plan.plan import Plan, Request, plan, usual_lines
 from trainplan.plan.rules import (
@@ -82,6 +83,7 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
         split=request.split or SPLIT,
         updates=request.updates or "sync", precision=request.precision or "fp32", overlap=request.overlap or "on",
         preload=request.preload or "given",
+        offload=request.offload or ("none" if request.away is None else "activations"), away=request.away or (),
         blocks=blocks, key=request.key, order=request.order or (), zero=request.zero or 0,
         shard=request.shard or (_hybrid(dp, inside) if request.key == "hsdp" else 0),
         tp=tp, sequence=request.sequence or "off",
@@ -181,5 +183,6 @@ def _together(request: Request, sketch: Plan, asked: str) -> None:
     check_served(sketch, asked)
     check_sliced(sketch, asked)
     check_preload(sketch, asked)
+    check_offload(sketch, asked)
     if request.stages is not None:
         check_stages(sketch, asked)

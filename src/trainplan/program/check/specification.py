@@ -20,6 +20,8 @@ marked.
 9. *apart*: between ranks that meet at barriers, a message is sent and received between the same two.
 10. *loaded*: where a stage's inputs are loaded (or received) in the program, each of its forward passes reads those of
     its own step.   (inputs.py)
+11. *back*: what is copied out is given up on the device only by an operation that waits for the copy, comes back once,
+    and is read then by the backward pass that it was saved for.   (away.py)
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from trainplan.errors import ProgramError
+from trainplan.program.check.away import back
 from trainplan.program.check.grid import grid
 from trainplan.program.check.inputs import loaded
 from trainplan.program.check.memory import alive
@@ -42,7 +45,7 @@ from trainplan.program.wiring import Wiring, wire
 
 _SHOWN = 12  # faults beyond these are counted, not printed
 RULES: tuple[Callable[[View], Iterator[Fault]], ...] = (
-    once, matched, handed_over, alive, updated, gathered, fresh, ends, ordered, apart, loaded,
+    once, matched, handed_over, alive, updated, gathered, fresh, ends, ordered, apart, loaded, back,
 )  # fmt: skip
 
 

@@ -15,12 +15,16 @@ from trainplan.profile.footprint import Moment, footprints, weights_extra, worst
 from trainplan.profile.profile import Crossing, Portion
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.ledger import Ledger
+from trainplan.program.lower.offloaded import offloaded, offloaded_inputs
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Bools, Ints
 
 
 def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     """Without recomputation."""
+    if found.layout.offloads:
+        offloaded(ledger, found, homes)
+        return
     layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds
     stages = layout.stages
     forward, begin, final = found.forward(stages), found.backward(stages, False), found.backward(stages, True)
@@ -149,6 +153,9 @@ def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
             flows.append((c, last, c.producer if stage == stages[c.producer] else bounds[stage][0]))
     home = homes[stages]
     again, back = found.ops(Kind.R, stages, units=blocks), found.ops(Kind.B, stages, units=blocks)
+    if layout.offloads:  # what blocks read is on its way, but for what other stages read as well
+        kept = [[c for c in own if stages[c.consumers[-1]] != stages[c.producer]] for own in kept]
+        offloaded_inputs(ledger, found, homes)
     inputs = found.by_size(lambda b, n: sum(c.bytes(n) for c in kept[b]), len(blocks))
     ledger.add(Value.SAVED, inputs, home, found.forward(stages), back, (again, back))
 
@@ -163,8 +170,9 @@ def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
             Value.BOUNDARY, size, home[[last for _, last, _ in flows]], start, end, (np.where(end != start, end, -1),)
         )  # fmt: skip
     forward = found.forward(layout.stages)
-    extra = found.by_size(lambda s, n: footprints(profile, n).forward_alone_extra(*bounds[s]), len(layout.stages))
-    ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
+    if not layout.offloads:
+        extra = found.by_size(lambda s, n: footprints(profile, n).forward_alone_extra(*bounds[s]), len(layout.stages))
+        ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
     workspace = found.by_size(lambda b, n: footprints(profile, n).forward_workspace[b], len(blocks))
     ledger.add_some(Value.WORKSPACE, workspace, home, again, again)
     first, later = (

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from trainplan.profile.parcels import parcels
 from trainplan.profile.profile import Amount
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.loads import INPUT_MESSAGES, load_class
 from trainplan.program.lower.rows import Table
 from trainplan.program.lower.served import served_class
-from trainplan.program.ops import SENDS, SHARED_OUT, SPECS, Kind
+from trainplan.program.ops import COPIES, SENDS, SHARED_OUT, SPECS, Kind
 from trainplan.program.program import CostClass, Inside, Ints, are
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 _KINDS = tuple(Kind)
 _SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W, Kind.STEP)
-_IS_BACKWARD, _IS_WHOLE = are((Kind.B, Kind.I, Kind.W)), are(WITHOUT_MICRO_BATCH)
+_IS_BACKWARD, _IS_WHOLE, _IS_COPY = are((Kind.B, Kind.I, Kind.W)), are(WITHOUT_MICRO_BATCH), are(COPIES)
+_CARRIES = are([kind for kind in Kind if SPECS[kind].message or SPECS[kind].collective or kind in (*COPIES, Kind.LOAD)])
 
 
 def cost_classes(
@@ -34,7 +36,8 @@ def cost_classes(
     backward = _IS_BACKWARD[table.kind]  # other kinds cost the same, whichever pass they belong to
     columns = [table.kind, table.stage, table.unit, table.peer, table.replica, table.line]
     cut = backward | ((table.kind == Kind.F) & (layout.plan.zero > 0))
-    columns += [np.where(backward, table.adds, 0), np.where(cut, table.last, 0), np.where(backward, table.again, 0)]
+    columns += [np.where(backward, table.adds, 0), np.where(cut, table.last, 0)]
+    columns += [np.where(backward | _IS_COPY[table.kind], table.again, 0)]
     columns += [table.size, table.cut]
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     whole = _IS_WHOLE[table.kind].tolist()
@@ -50,8 +53,7 @@ def cost_classes(
             classes.append(_shared(layout, found) if layout.plan.tp > 1 else found)
         class_of[spot] = known[key]
     cost = class_of[place]
-    moves = [SPECS[c.kind].message or SPECS[c.kind].collective or c.kind is Kind.LOAD for c in classes]
-    payload = [c.bytes if moved else 0 for c, moved in zip(classes, moves, strict=True)]
+    payload = [c.bytes if _CARRIES[c.kind] else 0 for c in classes]
     return cost, tuple(classes), np.array(payload, dtype=np.int64)[cost]
 
 
@@ -119,7 +121,7 @@ def _class(
         return CostClass(kind, rank, -1, first, last, 0, 8, members, by=layout.backend.sums_by, element=8)
     if kind is Kind.BARRIER:
         return CostClass(kind, rank, members=members)
-    if kind is Kind.R or again:
+    if kind is Kind.R or (again and kind is Kind.B):
         return CostClass(kind, rank, -1, unit, unit + 1, samples, accumulate=adds)
     if kind is Kind.F and cut:
         share = unit / plan.blocks, (unit + 1) / plan.blocks
@@ -130,9 +132,12 @@ def _class(
         emptied = int(layout.copies[stage] > 1 and not layout.observed and not layout.plan.zero)
         return CostClass(kind, rank, -1, first, last, accumulate=emptied, until=layout.shared_share(stage))
     pieces = layout.sections[stage]
-    if layout.units[stage] and (kind is Kind.F or kind is Kind.B) and layout.cut(kind, bool(last_pass)):
+    if kind in COPIES:
+        size = parcels(profile, samples, pieces, bool(again))[unit].bytes
+        return CostClass(kind, rank, -1, *pieces[unit], samples, size)
+    if (kind is Kind.F or kind is Kind.B) and layout.cut(stage, kind, bool(last_pass)):
         first, last = pieces[unit if kind is Kind.F else len(pieces) - 1 - unit]
-        return CostClass(kind, rank, -1, first, last, samples, accumulate=adds)
+        return CostClass(kind, rank, -1, first, last, samples, accumulate=adds, started=unit > 0)
     buckets = layout.buckets[stage]
     if kind is Kind.B and last_pass and len(buckets) > 1 and stage not in layout.late:
         # A piece of the backward pass, which is cut where buckets become ready.

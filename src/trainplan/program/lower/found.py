@@ -114,7 +114,7 @@ class Found:
     def forward(self, stages: Sequence[int], final: bool = True) -> Ints:
         """The final or the first operation of the forward pass of every place: it may be cut into pieces."""
         whole = self.ops(Kind.F, stages)
-        if not (final and (self.layout.plan.zero or self.layout.crosses)):
+        if not (final and (self.layout.plan.zero or self.layout.offloads or self.layout.crosses)):
             return whole
         last = self.layout.plan.blocks - 1
         units = [last if self.layout.crosses else max(0, len(self.layout.sections[stage]) - 1) for stage in stages]

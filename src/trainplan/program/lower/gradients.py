@@ -17,6 +17,7 @@ from trainplan.profile.footprint import footprints, update_workspace, worst
 from trainplan.profile.profile import Parameter
 from trainplan.program.exchanges import BY_ROUNDS, rounds_of
 from trainplan.program.exchanges.rounds import beside
+from trainplan.program.lower.away import piece_of
 from trainplan.program.lower.buckets import Bucket
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.groups import stage_group
@@ -81,7 +82,10 @@ def completing(found: Found, stages: list[int], units: list[int]) -> Ints:
     layout = found.layout
 
     pairs = list(zip(stages, units, strict=True))
-    whole = found.ops(Kind.B, stages, units=[0 if stage in layout.late else unit for stage, unit in pairs])
+    piece = [0 if stage in layout.late else unit for stage, unit in pairs]
+    if layout.offloads:  # the section that its block is in
+        piece = [piece_of(layout, stage, layout.buckets[stage][unit].block) for stage, unit in pairs]
+    whole = found.ops(Kind.B, stages, units=piece)
     if layout.recomputes:
         by_block = found.ops(Kind.B, stages, units=[layout.buckets[stage][unit].block for stage, unit in pairs])
         whole = np.where(found.recomputed, by_block, whole)
@@ -115,7 +119,7 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
         return
     stage, copies = [holdings[number].stage for number in coming], [holdings[number] for number in coming]
     first = found.own(found.gathering(layout.stages)[stage], copies, empty=NEVER)[:, 0].argmin(axis=1)
-    again = layout.recomputed[first]  # the first pass of each copy
+    again = layout.recomputed[first] | layout.offloads  # the first pass of each copy
     for put, chosen in ((_block_by_block, again), (_by_first_pass, ~again)):
         own = [number for number, mine in zip(coming, chosen, strict=True) if mine]
         if own:
@@ -210,7 +214,7 @@ def _bytes_by_block(layout: Layout, stage: int, parameters: list[Parameter]) -> 
 def _block_by_block(
     ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, step: Ints, parameters: list[list[Parameter]]
 ) -> None:  # fmt: skip
-    """The same with recomputation, where every block goes back by itself."""
+    """The same where blocks (with recomputation) or sections of them go back by themselves."""
     layout = found.layout
     rows = [
         (number, block, size)
@@ -218,8 +222,11 @@ def _block_by_block(
         for block, size in _bytes_by_block(layout, h.stage, parameters[h.stage]).items()
     ]
     of, blocks = [number for number, _, _ in rows], [block for _, block, _ in rows]
-    ops = found.ops(Kind.B, [holdings[number].stage for number in of], units=blocks)
-    ops = np.where(found.recomputed, ops, -1)
+    stages = [holdings[number].stage for number in of]
+    ops = np.where(found.recomputed, found.ops(Kind.B, stages, units=blocks), -1)
+    if layout.offloads:
+        pieces = [piece_of(layout, stage, block) for stage, block in zip(stages, blocks, strict=True)]
+        ops = np.where(found.recomputed, ops, found.ops(Kind.B, stages, units=pieces))
     first = found.own(ops, [holdings[number] for number in of], empty=NEVER).min(axis=2)
     size = np.array([[size] for _, _, size in rows], dtype=np.int64)
     ledger.add(Value.GRADIENTS, size, home[of], first, step[of], (step[of],))

@@ -228,25 +228,38 @@ class Layout:
 
     @cached_property
     def sections(self) -> list[list[Section]]:
-        """For every stage the runs of blocks that weights are gathered for, in turn; none where weights are not shared
-        out."""
+        """For every stage the runs of blocks that weights are gathered for, in turn; where parcels go away, its blocks.
+        None where passes come whole."""
+        if self.offloads:
+            return [[(block, block + 1) for block in range(*bound)] for bound in self.plan.bounds]
+        return self._gathered
+
+    @cached_property
+    def _gathered(self) -> list[list[Section]]:
+        """For every stage the runs of blocks that weights are gathered for; none where they are not shared out."""
         stages = zip(self.parameters, self.plan.bounds, strict=True)
         return [sections(own, *bound, self.plan.bucket) if self.plan.zero else [] for own, bound in stages]
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything goes away that passes have saved: then all of them come in sections (`away.py`)."""
+        return bool(self.plan.away)
 
     @cached_property
     def units(self) -> list[list[Unit]]:
         """For every stage the weights that its replicas share out."""
-        stages = zip(self.parameters, self.sections, strict=True)
-        return [units(own, cut, self.plan.sharers) if cut else [] for own, cut in stages]
+        stages = zip(self.parameters, self._gathered, self.sections, strict=True)
+        return [units(own, cut, self.plan.sharers, fine) if cut else [] for own, cut, fine in stages]
 
     def backward_pieces(self, stage: int) -> int:
         """Into how many operations a backward pass is cut that exchanges gradients on its way; 0: it does not."""
-        return len(self.sections[stage]) if self.units[stage] else len(self.buckets[stage])
+        return len(self.sections[stage]) if self.units[stage] or self.offloads else len(self.buckets[stage])
 
-    def cut(self, kind: Kind, marked: bool) -> bool:
-        """Whether a pass of a stage that is shared out comes in pieces; `marked`: the first forward of a step, or the
-        backward that completes the gradients."""
-        return self.plan.zero == 3 or marked or (kind is Kind.B and self.plan.zero == 2)
+    def cut(self, stage: int, kind: Kind, marked: bool) -> bool:
+        """Whether a pass of a stage comes in sections; `marked`: the first forward of a step, or the backward that
+        completes the gradients."""
+        shares = self.plan.zero == 3 or marked or (kind is Kind.B and self.plan.zero == 2)
+        return self.offloads or (bool(self.units[stage]) and shares)
 
     def gathers_in(self, stage: int, kind: Kind) -> list[int]:
         """The units that every forward (or backward) pass of a stage gathers, in the order in which it reads them.
@@ -345,7 +358,8 @@ class Layout:
     def observed(self) -> bool:
         """Pure data parallelism: torch's DDP runs it, and we watch."""
         plain = self.plan.exchange == BY_BACKEND and self.plan.overlap == "on"
-        return self.plan.dp > 1 and self.plan.pp == 1 and not self.plan.zero and not self.recomputes and plain
+        whole = not self.recomputes and not self.offloads
+        return self.plan.dp > 1 and self.plan.pp == 1 and not self.plan.zero and whole and plain
 
     @property
     def sums_by(self) -> str:

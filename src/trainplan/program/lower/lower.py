@@ -18,6 +18,7 @@ from trainplan.plan.plan import Plan
 from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
 from trainplan.program.agenda import Agendas
+from trainplan.program.lower.away import with_copies
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.backend import backend as find_backend
 from trainplan.program.lower.costs import cost_classes
@@ -26,13 +27,26 @@ from trainplan.program.lower.groups import across_group, norm_group, replica_gro
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Entries, Table, entries
 from trainplan.program.lower.values import values
-from trainplan.program.ops import COLLECTIVES, COMPUTES, PER_REPLICA, RECEIVES, SENDS, SHARED_OUT, Kind, Lane
+from trainplan.program.ops import (
+    COLLECTIVES,
+    COMPUTES,
+    COPIES,
+    PER_REPLICA,
+    RECEIVES,
+    SENDS,
+    SHARED_OUT,
+    SPECS,
+    Kind,
+    Lane,
+)
 from trainplan.program.policies import Policy
 from trainplan.program.program import Ints, Program, Ragged, are
 from trainplan.program.staleness import bound_of
 
 _COMPUTE, _SEND, _COLLECTIVE, _PER_REPLICA = map(are, (COMPUTES, SENDS, COLLECTIVES, PER_REPLICA))
-_SHARED_OUT = are(SHARED_OUT)
+_SHARED_OUT, _COPY = are(SHARED_OUT), are(COPIES)
+_LANE = np.array([SPECS[kind].lane for kind in Kind], dtype=np.int64)
+_WAY = np.isin(_LANE, (Lane.COPY_IN, Lane.COPY_OUT))  # between a device and its host
 _AWAITED = are((*RECEIVES, Kind.COUNT, Kind.NORM))  # by their hosts, where receiving keeps these
 
 
@@ -53,7 +67,7 @@ def lower(
     rules.check_model(rules.check(plan, batch), profile)
     replicas = (0,) if fold else tuple(range(plan.dp))
     layout = Layout(plan, profile, batch, find_backend(backend), replicas, tuple(agendas))
-    lists = entries(layout, steps)
+    lists = with_copies(layout, entries(layout, steps))
     table = lists.table
     numbers = _number(layout, lists)
     row, piece, step, phase = (
@@ -106,7 +120,7 @@ def _waits(kind: Ints, backend: Backend, overlap: str, preload: str) -> np.ndarr
     waits |= _AWAITED[kind] & backend.receives_wait
     waits |= (kind == Kind.LOAD) & (preload == "off")
     if overlap == "off":
-        waits |= _SEND[kind] | _COLLECTIVE[kind]
+        waits |= _SEND[kind] | _COLLECTIVE[kind] | _COPY[kind]
     return waits
 
 
@@ -222,20 +236,21 @@ def _members(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> 
 def _resources(
     table: Table, row: Ints, group: Ints, groups: tuple[tuple[int, ...], ...], peer: Ints
 ) -> tuple[Ragged, np.ndarray, Ints, Ints]:
-    """What each operation holds: its device, its way in from the host, the link that it sends over, or a place in its
-    group's queue on each rank.
+    """What each operation holds: its device, a way between that and its host, the link that it sends over, or a place
+    in its group's queue on each rank.
 
     A receive holds nothing: the message is on the link, which the sender holds.
     """
     world = int(table.rank.max()) + 1
-    compute, send = _COMPUTE[table.kind], _SEND[table.kind]
+    compute, send, copy = _COMPUTE[table.kind], _SEND[table.kind], _WAY[table.kind]
     links, link = np.unique(table.rank[send] * world + peer[send], return_inverse=True)
+    ways, way = np.unique(_LANE[table.kind[copy]] * world + table.rank[copy], return_inverse=True)
     held = np.where(compute, table.rank, -1)  # by a row
     held[send] = world + link
+    held[copy] = world + len(links) + way
     sizes = np.array([len(g) for g in groups] or [0], dtype=np.int64)
-    queues = world + len(links) + np.concatenate([[0], np.cumsum(sizes)])  # of a group: the first of its places
-    load = table.kind == Kind.LOAD
-    held[load] = queues[-1] + table.rank[load]
+    first = world + len(links) + len(ways)
+    queues = first + np.concatenate([[0], np.cumsum(sizes)])  # of a group: the first of its places
     start = np.zeros(len(row) + 1, dtype=np.int64)
     np.cumsum(np.where(group >= 0, sizes[np.maximum(group, 0)], (held >= 0)[row]), out=start[1:])
     items = np.empty(int(start[-1]), dtype=np.int64)
@@ -244,11 +259,10 @@ def _resources(
     for op in np.flatnonzero(group >= 0).tolist():
         items[start[op] : start[op + 1]] = np.arange(queues[group[op]], queues[group[op] + 1])
     count = int(sizes.sum())
-    ways_in = np.arange(world if load.any() else 0)
-    kinds = np.array([Lane.COMPUTE, Lane.LINK, Lane.GROUP, Lane.COPY_IN], dtype=np.uint8)
-    lanes = np.repeat(kinds, [world, len(links), count, len(ways_in)])
+    lanes = np.repeat(np.array([Lane.COMPUTE, Lane.LINK, Lane.GROUP], dtype=np.uint8), [world, len(links), count])
+    lanes = np.insert(lanes, world + len(links), ways // world)
     members = np.array([r for g in groups for r in g], dtype=np.int64)
-    owners = np.concatenate([np.arange(world), links // world, members, ways_in])
+    owners = np.concatenate([np.arange(world), links // world, ways % world, members])
     queue = np.repeat(np.arange(len(groups)), sizes[: len(groups)])
-    others = np.concatenate([np.full(world, -1), links % world, queue, np.full(len(ways_in), -1)])
+    others = np.concatenate([np.full(world, -1), links % world, np.full(len(ways), -1), queue])
     return Ragged(start, items), lanes, owners.astype(np.int64), others.astype(np.int64)

@@ -10,12 +10,13 @@ A unit is gathered before anything that its first piece has to wait for, and two
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.row import Row
 from trainplan.program.ops import Kind
 
+Exchange = Callable[[int], list[Row]]
 AHEAD = 2  # pieces: one is on its way while the next one waits for the link, so that this never rests
 
 
@@ -23,12 +24,13 @@ def forward(
     layout: Layout, stage: int, line: int, takes: tuple[Row, ...], gives: tuple[Row, ...], first: bool
 ) -> tuple[Row, ...]:
     """A forward pass, the first of its step or another."""
-    cut = layout.units[stage] and (layout.plan.zero == 3 or first)
-    if not cut:
+    if not layout.cut(stage, Kind.F, first):
         return (*takes, Row(Kind.F, stage, line), *gives)
     count = len(layout.sections[stage])
     ahead = AHEAD if layout.plan.zero == 3 else count  # what stays anyway is gathered at once
     gathers = _Gathers(layout, stage, line, Kind.GATHER_F, ahead)
+    if layout.plan.zero < 3 and not first:
+        gathers.left = []
     rows = [*gathers.before(0), *takes]
     for piece in range(count):
         rows += gathers.before(piece) if piece else []
@@ -38,14 +40,21 @@ def forward(
     return (*rows, *gives)
 
 
-def backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:
-    """A backward pass that scatters on its way; the last of its step or another."""
+def backward(
+    layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool, complete: Exchange | None = None
+) -> tuple[Row, ...]:
+    """A backward pass that scatters on its way; the last of its step or another. `complete`: what is exchanged behind
+    a section of gradients that are not shared out, by the first block that the pass has come to."""
     count = len(layout.sections[stage])
     gathers = _Gathers(layout, stage, line, Kind.GATHER_B)
     due = gathers.before(0)
     rows = [*([] if stage in layout.turning else due), *before]
     for place, piece in enumerate(reversed(range(count))):
-        rows += [Row(Kind.B, stage, line, place), *scatters(layout, stage, line, [piece], last)]
+        rows.append(Row(Kind.B, stage, line, place))
+        if last or layout.plan.zero > 1:
+            rows += scatters(layout, stage, line, [piece], last)
+        if complete is not None:
+            rows += complete(layout.sections[stage][piece][0])
         rows += gathers.before(place + 1)
     return tuple(rows)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from trainplan.program.lower.away import piece_of
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
@@ -157,10 +158,10 @@ def scattered(ledger: Ledger, found: Found, homes: Ints) -> None:
 
 def _unit_gradients(ledger: Ledger, found: Found, home: Ints, stage: int, number: int, scatter: Ints) -> None:
     """The gradients of a unit: they come with the piece of backward that makes them, or block by block where blocks go
-    back one by one."""
+    back one by one: recomputed, or as sections of their own."""
     layout = found.layout
-    unit, again = layout.units[stage][number], found.recomputed & (scatter >= 0)
-    plain = ~found.recomputed & (scatter >= 0)
+    unit, again = layout.units[stage][number], (found.recomputed | layout.offloads) & (scatter >= 0)
+    plain = ~again & (scatter >= 0)
     made = _completes(found, stage, unit.first)
     ledger.add(Value.GRADIENTS, unit.bytes, home[plain], made[plain], scatter[plain], (scatter[plain],))
     if not again.any():
@@ -172,7 +173,11 @@ def _unit_gradients(ledger: Ledger, found: Found, home: Ints, stage: int, number
         sizes[block] = sizes.get(block, 0) + known[name].bytes
         sizes[min(sizes)] -= known[name].bytes  # what is left for the first is what the shares are filled up with
     for block, size in sizes.items():
-        op = found.ops(Kind.B, [stage], units=[block])[0][again]
+        op = found.ops(Kind.B, [stage], units=[block])[0]
+        if layout.offloads:
+            section = found.ops(Kind.B, [stage], units=[piece_of(layout, stage, block)])[0]
+            op = np.where(found.recomputed, op, section)
+        op = op[again]
         ledger.add(Value.GRADIENTS, size, home[again], op, scatter[again], (scatter[again],))
 
 

@@ -7,7 +7,7 @@ templates repeated (`rows.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from trainplan.program.agenda import Agenda
@@ -74,8 +74,8 @@ def messages(layout: Layout, stage: int, line: int) -> tuple[Row, ...]:
 
 
 def _backward(layout: Layout, stage: int, line: int, before: tuple[Row, ...], last: bool) -> tuple[Row, ...]:
-    if layout.units[stage] and (last or layout.plan.zero > 1):
-        return sharded.backward(layout, stage, line, before, last)
+    if layout.cut(stage, Kind.B, last):
+        return sharded.backward(layout, stage, line, before, last, _completed(layout, stage, line, last))
     rows = [*before]
     buckets = len(layout.buckets[stage]) if last and stage not in layout.late else 0
     for unit in range(max(1, buckets)):
@@ -99,15 +99,27 @@ def _recomputed(layout: Layout, stage: int, line: int, before: tuple[Row, ...], 
     rows: list[Row] = []
     if layout.units[stage]:
         return sharded.recomputed(layout, stage, line, before, last)
-    waiting = list(enumerate(layout.buckets[stage])) if last and stage not in layout.late else []
+    complete = _completed(layout, stage, line, last)
     for block in reversed(range(first, end)):
         rows.append(Row(Kind.R, stage, line, block))
         if block == end - 1:
             rows += before
-        rows.append(Row(Kind.B, stage, line, block))
+        rows += [Row(Kind.B, stage, line, block), *complete(block)]
+    return tuple(rows)
+
+
+def _completed(layout: Layout, stage: int, line: int, last: bool) -> Callable[[int], list[Row]]:
+    """A function that says, when backward has come to a block, which buckets are complete since it was last asked: what
+    becomes of them."""
+    waiting = list(enumerate(layout.buckets[stage])) if last and stage not in layout.late else []
+
+    def complete(block: int) -> list[Row]:
+        rows: list[Row] = []
         while waiting and waiting[0][1].block >= block:
             rows += exchange(layout, stage, line, waiting.pop(0)[0])
-    return tuple(rows)
+        return rows
+
+    return complete
 
 
 def decided_backward(layout: Layout, stage: int, line: int, own: int, kind: Kind, agenda: Agenda) -> tuple[Row, ...]:

@@ -86,9 +86,19 @@ def sections(parameters: Sequence[Parameter], first: int, last: int, limit: int)
     return [*found, (begin, last)]
 
 
-def units(parameters: Sequence[Parameter], cut: Sequence[Section], sharers: int) -> list[Unit]:
-    """The units of a stage, in the order in which its sections read them. What other stages hold too is in none."""
+def units(
+    parameters: Sequence[Parameter], cut: Sequence[Section], sharers: int, fine: Sequence[Section] = ()
+) -> list[Unit]:
+    """The units of a stage, in the order in which its sections read them. What other stages hold too is in none.
+
+    `fine`: passes come in these sections, of which those of the units are made up.
+
+    >>> own = [Parameter(f"{block}", (block,), count=1, bytes=8) for block in range(4)]
+    >>> [(u.names, u.first, u.last) for u in units(own, [(0, 1), (1, 4)], 2, [(0, 1), (1, 2), (2, 4)])]
+    [(('0',), 0, 0), (('1', '2', '3'), 1, 2)]
+    """
     (begin, _), (_, end) = cut[0], cut[-1]
+    place = {block: number for number, (first, last) in enumerate(fine or cut) for block in range(first, last)}
     section_of = {block: number for number, (first, last) in enumerate(cut) for block in range(first, last)}
     found: dict[tuple[int, int, int], list[Parameter]] = {}
     for parameter in parameters:
@@ -96,6 +106,13 @@ def units(parameters: Sequence[Parameter], cut: Sequence[Section], sharers: int)
             span = section_of[min(parameter.blocks)], section_of[max(parameter.blocks)]
             found.setdefault((*span, parameter.bytes // parameter.count), []).append(parameter)
     return [
-        Unit(tuple(p.name for p in own), tuple(p.count for p in own), item, sharers, first, last)
+        Unit(
+            tuple(p.name for p in own),
+            tuple(p.count for p in own),
+            item,
+            sharers,
+            place[cut[first][0]],
+            place[cut[last][1] - 1],
+        )  # fmt: skip
         for (first, last, item), own in sorted(found.items())
     ]
