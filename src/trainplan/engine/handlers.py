@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from trainplan.engine import blockwise, crossing, loads, parcels, sharded, two_parts
 from trainplan.engine.clocks import now
-from trainplan.engine.held import Held
 from trainplan.engine.instructions import Instruction
+from trainplan.engine.norm import clip, norm
 from trainplan.engine.observed import Observed
 from trainplan.engine.pending import Returning, await_later, exchange, noted
 from trainplan.engine.runner import Runner
@@ -305,21 +305,6 @@ def _loss(run: Runner, op: Instruction, place: int) -> None:
     state.sent.append(exchange(run, op, state.loss))
 
 
-def _norm(run: Runner, op: Instruction, place: int) -> None:
-    crossing.wait(run, run.part.exchanges)
-    total = _squares(run).reshape(1)
-    exchange(run, op, total).wait()
-    run.current.norm = float(total) ** 0.5
-
-
-def _squares(run: Runner) -> Tensor:
-    """Sum of the squares of the gradients that this rank answers for."""
-    parameters = [p for held in run.part.held.values() for p in held.counted if p.grad is not None]
-    squares = [p.grad.detach().to(torch.float64).square().sum() for p in parameters if p.grad is not None]
-    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-    return total.to(run.part.device)
-
-
 def _barrier(run: Runner, op: Instruction, place: int) -> None:
     """Go on when all ranks of the replica are here, and the device of each has computed what it was given."""
     if run.part.device.type == "cuda":  # not the whole device: receives of later phases are posted there already
@@ -340,7 +325,7 @@ def _step(run: Runner, op: Instruction, place: int) -> None:
     add_received(run, held)
     limit = run.part.layout.profile.clip_norm
     if limit:
-        _clip(run, held, limit)
+        clip(run, held, limit)
     held.optimizer.step()
     if held.scheduler is not None:
         held.scheduler.step()
@@ -349,19 +334,6 @@ def _step(run: Runner, op: Instruction, place: int) -> None:
         held.reducer.zero()
     if held.shards is not None:
         held.shards.zero_gradients()
-
-
-def _clip(run: Runner, held: Held, limit: float) -> None:
-    """Scale the gradients of a stage so that their norm over all stages is at most the limit."""
-    state = run.current
-    if state.norm is None:
-        assert run.part.layout.plan.pp == 1  # with several ranks the program has a NORM
-        state.norm = float(_squares(run)) ** 0.5
-    scale = limit / (state.norm + 1e-6)
-    if scale < 1:
-        for parameter in held.stepped.values():
-            if parameter.grad is not None:
-                parameter.grad.mul_(scale)
 
 
 def _completes(run: Runner, op: Instruction) -> bool:
@@ -393,7 +365,7 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.REDUCE_GRAD: _reduce,
     Kind.COUNT: _count,
     Kind.LOSS: _loss,
-    Kind.NORM: _norm,
+    Kind.NORM: norm,
     Kind.STEP: _step,
     Kind.BARRIER: _barrier,
     Kind.SCATTER_GRAD: sharded.scatter,

@@ -79,6 +79,9 @@ def check_offload(plan: Plan, asked: str) -> None:
         what = "stages with several copies in a replica" if plan.schedule in ORDERS else f"schedule={plan.schedule}"
         why = f"what passes save goes away section by section, in orders of whole passes, and {what} has others"
         raise PlanError(asked, why, f"schedule=1f1b, or another of {', '.join(ORDERS[1:])}")
+    if plan.tp > 1:
+        why = f"the ranks of tp={plan.tp} share a stage between them, and who of them copies what is not built yet"
+        raise PlanError(asked, why, "tp=1, or offload=none")
     if plan.exchange in _OTHERWISE:
         why = f"exchange={plan.exchange} cuts backward passes where gradients are sent, not into sections"
         raise PlanError(asked, why, "exchange=all-reduce, or zero=3")

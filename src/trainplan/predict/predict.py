@@ -155,6 +155,8 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
 def _on_hosts(plan: Plan, cluster: Cluster, ranks: list[int], peaks: list[int], fold: bool) -> tuple[int, bool]:
     """The most bytes that the ranks of one node have in its memory together, and whether all nodes have that much (or
     have not said how much they have)."""
+    if not any(peaks):
+        return 0, True
     if fold:  # every replica has as much as the first
         known = dict(zip(plan.ranks(0), peaks, strict=True))
         ranks = [rank for replica in range(plan.dp) for rank in plan.ranks(replica)]

@@ -15,6 +15,7 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan.offload import shortest
 from trainplan.plan.plan import Plan
+from trainplan.predict.planned import planned
 from trainplan.predict.predict import MEMORY_MARGIN, Prediction, predict
 from trainplan.profile.profile import Profile
 from trainplan.program.lower import lower
@@ -40,7 +41,7 @@ def offloaded(plan: Plan, profile: Profile, cluster: Cluster, batch: int) -> Pre
     least = predict(most, profile, cluster, batch)
     if not least.fits:
         return least
-    program = lower(most, profile, batch, cluster.backend, fold=True)
+    program = lower(most, planned(plan, profile, cluster), batch, cluster.backend, fold=True)
     lists = [(levels(program, rank), absences(program, rank)) for rank in range(program.world)]
     budget = int(usable(cluster))
     for _ in range(_TRIES):

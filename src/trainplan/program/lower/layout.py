@@ -227,18 +227,15 @@ class Layout:
     # -- what replicas share out ------------------------------------------------------------------------------------
 
     @cached_property
-    def sections(self) -> list[list[Section]]:
-        """For every stage the runs of blocks that weights are gathered for, in turn; where parcels go away, its blocks.
-        None where passes come whole."""
-        if self.offloads:
-            return [[(block, block + 1) for block in range(*bound)] for bound in self.plan.bounds]
-        return self._gathered
-
-    @cached_property
     def _gathered(self) -> list[list[Section]]:
         """For every stage the runs of blocks that weights are gathered for; none where they are not shared out."""
         stages = zip(self.parameters, self.plan.bounds, strict=True)
         return [sections(own, *bound, self.plan.bucket) if self.plan.zero else [] for own, bound in stages]
+
+    @cached_property
+    def sections(self) -> list[list[Section]]:
+        """For every stage those parts, or, where parcels go away, its blocks; none where passes come whole."""
+        return [[(b, b + 1) for b in range(*bound)] for bound in self.plan.bounds] if self.offloads else self._gathered
 
     @property
     def offloads(self) -> bool:

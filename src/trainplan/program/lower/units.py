@@ -105,14 +105,8 @@ def units(
         if parameter.trainable and all(begin <= block < end for block in parameter.blocks):
             span = section_of[min(parameter.blocks)], section_of[max(parameter.blocks)]
             found.setdefault((*span, parameter.bytes // parameter.count), []).append(parameter)
-    return [
-        Unit(
-            tuple(p.name for p in own),
-            tuple(p.count for p in own),
-            item,
-            sharers,
-            place[cut[first][0]],
-            place[cut[last][1] - 1],
-        )  # fmt: skip
-        for (first, last, item), own in sorted(found.items())
-    ]
+    made = []
+    for (first, last, item), own in sorted(found.items()):
+        span = place[cut[first][0]], place[cut[last][1] - 1]
+        made.append(Unit(tuple(p.name for p in own), tuple(p.count for p in own), item, sharers, *span))
+    return made
