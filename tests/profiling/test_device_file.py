@@ -108,7 +108,7 @@ def test_a_device_like_it_is_scaled_and_its_error_is_wider(file, model):
     assert scaled.error == pytest.approx(model.error + SCALED_ERROR)
     for at in (place("product", "nt", "bf16", (1, 8192, 4096, 4096)), place("elementwise", "add", "fp32", (2**30,))):
         assert scaled.seconds(at) == pytest.approx(2 * model.seconds(at), rel=0.1)
-    # Half the processors are as busy with half the rows.
+    # With half the processors, half the rows take as long.
     whole, part = (place("product", "nt", "bf16", (1, rows, 1024, 1024)) for rows in (256, 128))
     assert scaled.seconds(part) == pytest.approx(model.seconds(whole), rel=0.15)
     # The same name with other rates is another device; measured rates of it are not.
@@ -173,6 +173,14 @@ def test_a_file_is_found_by_name_or_by_likeness(file, monkeypatch, tmp_path):
     assert "scaled from the device file of Paper by data sheets" in speed_of(device("A100-80"), "fp32", like).words
     assert known.model_of(device("TitanRTX"), measured_here=True) is None  # it has no tf32: another kind of device
     assert known.model_of(device("cpu"), measured_here=True) is None
+
+
+def test_files_of_the_package_are_of_devices_of_the_catalogue():
+    for file in known.packaged():
+        assert known.model_of(device(file.device)).file is file
+        assert not known.model_of(device(file.device)).scaled
+        assert file.whole
+        assert Model(file).error < 0.2
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

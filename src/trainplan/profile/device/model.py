@@ -7,8 +7,9 @@ take one each, and a last wave of few tiles takes as long as a full one. The rat
 surface through the measured points (`surface`). So at a measured point the model says what was measured, and no
 operator is ever faster than the fastest that was measured of its kind.
 
-A device without a file is *scaled* from one that has it: its ceiling is the same share of the data sheet's peak, and an
-operator on half as many processors is as efficient as one of twice the rows on all of them.
+A device without a file is *scaled* from one that has it: its ceiling is the same share of the data sheet's peak, it has
+its own number of processors, and an operator has the ratio of one of more rows or bytes that takes as long on the
+measured device, since what makes small work slow is latencies, which are much the same everywhere.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Model:
         where = coordinates(at)
         if at.family in ARITHMETIC:
             first = 1 if at.family == "product" else 0  # rows, samples × places, heads
-            where[first] -= log2(self.scale.processors)
+            where[first] -= log2(self.scale.arithmetic.get(at.precision, 1.0))
         else:
             where[0] -= log2(self.scale.memory)
         return where
