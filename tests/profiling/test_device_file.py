@@ -11,7 +11,7 @@ from trainplan.cluster.catalogue import device
 from trainplan.errors import InputError, RunError
 from trainplan.profile.device import issue, kernels, known
 from trainplan.profile.device.families import VARIANTS, place, places
-from trainplan.profile.device.file import DeviceFile, read
+from trainplan.profile.device.file import Curve, DeviceFile, point, read
 from trainplan.profile.device.measure import measure
 from trainplan.profile.device.model import SCALED_ERROR, Model
 from trainplan.profile.estimate import estimate
@@ -97,6 +97,14 @@ def test_nothing_is_faster_than_what_was_measured(model):
         assert at.flops / model.seconds(at) <= CEILING["bf16"]
     assert model.seconds(place("elementwise", "add", "fp32", (16,))) >= 0.9 * FLOOR
     assert model.seconds(place("elementwise", "add", "fp32", (2**40,))) >= 2**40 / MEMORY
+
+
+def test_one_small_point_does_not_make_large_ones_impossible(file):
+    """It is faster than whole tiles would be, and slower than the ceiling; neither is true of large products."""
+    small = Curve("product", "nt", "bf16", (point((1, 8, 65536, 8), 2.1e-6),))
+    model = Model(replace(file, curves=(small,)))
+    at = place("product", "nt", "bf16", (1, 8192, 8192, 8192))
+    assert model.seconds(at) == pytest.approx(at.flops / CEILING["bf16"])
 
 
 def test_a_device_like_it_is_scaled_and_its_error_is_wider(file, model):

@@ -5,7 +5,7 @@
 The part in brackets knows steps that no grid of shapes could resolve: a product is computed in tiles, the processors
 take one each, and a last wave of few tiles takes as long as a full one. The ratio is what was measured over that, on a
 surface through the measured points (`surface`). So at a measured point the model says what was measured, and no
-operator is ever faster than the fastest that was measured of its kind.
+operator is ever faster than the fastest product, or the fastest that was measured of its kind.
 
 A device without a file is *scaled* from one that has it: its ceiling is the same share of the data sheet's peak, it has
 its own number of processors, and an operator has the ratio of one of more rows or bytes that takes as long on the
@@ -84,7 +84,7 @@ class Model:
         surface = self._surface(curve, self.waves)
         ratio = exp(surface.at(self._where(at)[: surface.places.shape[1]]))
         taken = ratio * self._expected(at, self.waves, own=True)
-        return max(taken, at.flops / self._fastest(curve)) if at.flops else taken
+        return max(taken, at.flops / max(self.ceiling(at.precision), self._fastest(curve))) if at.flops else taken
 
     def _curve(self, at: Place) -> Curve | None:
         """The measured curve that stands for a place, and a note where it is not its own."""
@@ -125,6 +125,7 @@ class Model:
         return where
 
     def _fastest(self, curve: Curve) -> float:
+        """The highest FLOP/s of a curve; above the products' where convolutions need fewer than are counted."""
         flops = [place(curve.family, curve.variant, curve.precision, shape).flops for shape in curve.shapes]
         return float(max(np.array(flops) / curve.seconds)) * self.scale.arithmetic.get(curve.precision, 1.0)
 
