@@ -14,9 +14,13 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    def __init__(self, hidden: int, heads: int, dropout: float, fused: bool) -> None:
+    later: Tensor
+
+    def __init__(self, hidden: int, heads: int, seq: int, dropout: float, fused: bool) -> None:
         super().__init__()
         self.heads, self.dropout, self.fused = heads, dropout, fused
+        if not fused:  # which scores look ahead
+            self.register_buffer("later", torch.ones(seq, seq, dtype=torch.bool).triu(1), persistent=False)
         self.c_attn = nn.Linear(hidden, 3 * hidden)
         self.c_proj = nn.Linear(hidden, hidden)
         self.resid_dropout = nn.Dropout(dropout)
@@ -29,15 +33,10 @@ class Attention(nn.Module):
         if self.fused:
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         else:
-            out = _eager(q, k, v, dropout)
+            # Operator by operator, with all scores in memory: as before there were fused kernels.
+            scores = (q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)).masked_fill(self.later, -math.inf)
+            out = F.dropout(scores.softmax(-1), dropout) @ v
         return self.resid_dropout(self.c_proj(out.transpose(1, 2).reshape(samples, length, hidden)))
-
-
-def _eager(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    """Attention operator by operator, with all scores in memory: as before there were fused kernels."""
-    scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)
-    later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-    return F.dropout(scores.masked_fill(later, -math.inf).softmax(-1), dropout) @ v
 
 
 class FeedForward(nn.Module):
@@ -53,9 +52,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, width: int, dropout: float, fused: bool) -> None:
+    def __init__(self, hidden: int, heads: int, seq: int, width: int, dropout: float, fused: bool) -> None:
         super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(hidden), Attention(hidden, heads, dropout, fused)
+        self.ln_1, self.attn = nn.LayerNorm(hidden), Attention(hidden, heads, seq, dropout, fused)
         self.ln_2, self.mlp = nn.LayerNorm(hidden), FeedForward(hidden, width, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,7 +78,7 @@ class GPT(nn.Module):
         fused = attention == "fused"
         self.wte, self.wpe = nn.Embedding(vocab, hidden), nn.Embedding(seq, hidden)
         self.drop = nn.Dropout(dropout)
-        self.h = nn.Sequential(*(Block(hidden, heads, mlp, dropout, fused) for _ in range(layers)))
+        self.h = nn.Sequential(*(Block(hidden, heads, seq, mlp, dropout, fused) for _ in range(layers)))
         self.ln_f = nn.LayerNorm(hidden)
         self.lm_head = nn.Linear(hidden, vocab, bias=False)
         for name, module in self.named_modules():
