@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,7 @@ EVIDENCE = pytest.StashKey[evidence.Evidence]()
 
 def pytest_addoption(parser):
     parser.addoption("--write-evidence", action="store_true", help="rewrite plan/evidence.json from the markers")
+    parser.addoption("--measured", help="a folder with published measurements, for tests that hold against them")
 
 
 def pytest_configure(config):
@@ -39,6 +41,15 @@ def pytest_runtest_setup(item):
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(scope="session")
+def measured(request):
+    """The folder of published measurements; without the option, a test that needs them is skipped."""
+    folder = request.config.getoption("--measured")
+    if folder is None:
+        pytest.skip("needs --measured FOLDER, with published measurements")
+    return Path(folder)
 
 
 @pytest.fixture

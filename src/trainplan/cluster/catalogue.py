@@ -151,7 +151,7 @@ def _host_link(of: Device) -> Link:
 
 # -- from data: the catalogue's files and the user's are read by the same functions ---------------------------------
 
-_DEVICE_KEYS = ("flops", "memory", "memory_rate", "host_link", "context", "price", "processors")
+_DEVICE_KEYS = ("flops", "memory", "memory_rate", "host_link", "context", "price", "processors", "efficiency")
 
 
 def read_device(name: str, data: Any, where: str, base: Device | None = None) -> Device:
@@ -184,10 +184,18 @@ def read_device(name: str, data: Any, where: str, base: Device | None = None) ->
         price_per_hour=number("price", reading.number, base.price_per_hour if base else 0.0),
         processors=number("processors", lambda given: reading.whole(given, 1), base.processors if base else 0),
         sources={key: source for key, source in sources.items() if source},
+        efficiency=number("efficiency", _constants, dict(base.efficiency) if base else {}),
     )
 
 
-_LINK_KEYS = ("link", "lanes", "name", "rate", "latency", "message", "shared", "source")
+def _constants(data: Any) -> dict[str, float]:
+    """Numbers by name; which names there are is known to `profile/efficiency.py`."""
+    if not isinstance(data, dict):
+        raise InputError(repr(data), "constants by name were expected", "{product: 0.8}")
+    return {str(name): reading.number(value) for name, value in data.items()}
+
+
+_LINK_KEYS = ("link", "lanes", "name", "rate", "latency", "message", "shared", "source", "reached", "in_switch")
 
 
 def read_link(data: Any, where: str) -> Link:
@@ -211,6 +219,8 @@ def read_link(data: Any, where: str) -> Link:
         ("rate", "rate", parse_rate),
         ("latency", "latency_s", parse_seconds),
         ("message", "message_s", parse_seconds),
+        ("reached", "reached", reading.share),
+        ("in_switch", "in_switch", reading.share),
     ):
         if key in data:
             values[field], said[key] = reading.sourced(data[key], f"{where}.{key}", parse)

@@ -28,6 +28,7 @@ class Device:
     price_per_hour: float = 0.0  # of one device; 0: not known
     sources: dict[str, str] = field(default_factory=dict)  # where each number is from
     processors: int = 0  # that work side by side (NVIDIA's multiprocessors); 0: not known
+    efficiency: dict[str, float] = field(default_factory=dict)  # fitted constants (`profile/efficiency.py`), if any
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Link:
     message_s: float = 0.0  # host time that sending or receiving one message takes
     shared: bool = False  # one for all devices of the node (a network card), not one a pair
     source: str = ""
+    # Shares of the rate that NCCL reaches in collectives (`predict/nccl.py`): in rings, and where a switch adds up; 0:
+    # it is not known, or there is no such switch.
+    reached: float = 0.0
+    in_switch: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,13 @@ def number(data: Any) -> float:
     return float(data)
 
 
+def share(data: Any) -> float:
+    """A number from 0 to 1."""
+    if number(data) > 1:
+        raise InputError(repr(data), "a share of 1 or less was expected")
+    return float(data)
+
+
 def text(data: Any, where: str) -> str:
     """A text."""
     if not isinstance(data, str):

@@ -87,6 +87,7 @@ def _device(device: Device) -> dict[str, Any]:
         ("context", device.context_bytes and _bytes(device.context_bytes)),
         ("price", device.price_per_hour),
         ("processors", device.processors),
+        ("efficiency", dict(device.efficiency)),
     ):
         if value or key in device.sources:
             data[key] = said(value, key)
@@ -102,6 +103,9 @@ def _link(link: Link) -> Any:
         data["message"] = _seconds(link.message_s)
     if link.shared:
         data["shared"] = True
+    for key in ("reached", "in_switch"):
+        if getattr(link, key):
+            data[key] = getattr(link, key)
     if link.source:
         data["source"] = link.source
     return data

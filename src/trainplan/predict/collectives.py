@@ -9,8 +9,8 @@ First principles for an all-reduce of B bytes on W ranks, of which m sit on each
                   bytes side by side, and the ranks of each node gather: 2 (m − 1) messages of B/m inside, and 2 (n − 1)
                   messages of B/(m n) between nodes; where a node has one network card, m of these share it.
 
-gloo runs the ring. NCCL chooses, and uses all cards that there are: the faster of the two. (What we sum ourselves, in
-rounds: `exchanges.py`.)
+gloo runs the ring. NCCL chooses, and uses all cards that there are: the faster of the two; over switches whose share
+of their rate is known, as `nccl.py` says. (What we sum ourselves, in rounds: `exchanges.py`.)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from itertools import pairwise
 import numpy as np
 
 from trainplan.cluster.cluster import Cluster, Curve
+from trainplan.predict import nccl
 
 Cards = tuple[tuple[int, float], ...]  # (card, share of its rate)
 
@@ -138,6 +139,9 @@ def _all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     curve = curve_of(cluster, "all_reduce", ranks) if one_node(cluster, members) else None
     if curve is not None:
         return Talk(on_curve(curve, size))
+    known = nccl.all_reduce(cluster, members, size)
+    if known is not None:
+        return Talk(known)
     flat = ring(cluster, members, size)
     if cluster.backend != "nccl":
         return flat
@@ -150,7 +154,8 @@ def all_gather(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     curve = curve_of(cluster, "all_gather", len(members)) if one_node(cluster, members) else None
     if curve is not None:
         return Talk(on_curve(curve, size))
-    return _half(all_reduce(cluster, members, size))
+    known = nccl.shared_out(cluster, members, size)
+    return Talk(known) if known is not None else _half(all_reduce(cluster, members, size))
 
 
 def reduce_scatter(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
@@ -163,6 +168,9 @@ def reduce_scatter(cluster: Cluster, members: tuple[int, ...], size: int) -> Tal
     curve = curve_of(cluster, "reduce_scatter", len(members)) if one_node(cluster, members) else None
     if curve is not None:
         return Talk(on_curve(curve, size))
+    known = nccl.shared_out(cluster, members, size)
+    if known is not None:
+        return Talk(known)
     if cluster.backend == "nccl" or len(members) == 1 or curve_of(cluster, "all_reduce", len(members)) is not None:
         return _half(all_reduce(cluster, members, size))
     return direct(cluster, members, size / len(members))

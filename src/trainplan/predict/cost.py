@@ -6,13 +6,14 @@ A rule gives (run, issue): seconds on the operation's resource, and seconds of t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.predict import collectives, exchanges
+from trainplan.profile.efficiency import Efficiency, efficiency, together
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
 from trainplan.program.ops import SPECS, Kind, Lane
@@ -35,6 +36,14 @@ class Setting:
     speeds: tuple[float, ...] = ()  # of the device of every rank; none: all as in the profile
     # How many times as long every rank computes because others of its node do too (`contention.py`); none: as if alone.
     contention: tuple[float, ...] = ()
+    known: dict[str, Efficiency] = field(default_factory=dict, compare=False, repr=False)
+
+    def efficiency(self, rank: int) -> Efficiency:
+        """The constants of a rank's device, where its seconds are estimated."""
+        device = self.cluster.device(rank)
+        if device.name not in self.known:
+            self.known[device.name] = efficiency(device)
+        return self.known[device.name]
 
     def slower(self, rank: int) -> float:
         """How much longer compute takes than in the profile: the other devices of the node compute too, and this one
@@ -49,7 +58,7 @@ Rule = Callable[[CostClass, Setting], tuple[float, float]]
 def _forward(c: CostClass, s: Setting) -> tuple[float, float]:
     run = s.profile.total("forward_s", c.first, c.last, c.samples)
     issue = s.profile.total("forward_issue_s", c.first, c.last, c.samples)
-    return run * s.slower(c.rank) + talking(c, s), issue + _begun(c, s)
+    return _lanes(c, s, run * s.slower(c.rank) + talking(c, s), issue + _begun(c, s))
 
 
 def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -57,12 +66,23 @@ def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
     run += c.accumulate * _accumulation(c, s)
     issue = s.profile.total("backward_issue_s", c.first, c.last, c.samples)
     share = c.until - c.since
-    return run * share * s.slower(c.rank) + talking(c, s), issue * share + _begun(c, s)
+    return _lanes(c, s, run * share * s.slower(c.rank) + talking(c, s), issue * share + _begun(c, s))
 
 
 def _begun(c: CostClass, s: Setting) -> float:
     """However many pieces a pass is cut into for the program, the engine starts it once."""
     return s.cluster.dispatch_s if c.since == 0 and not c.started else 0.0
+
+
+def _lanes(c: CostClass, s: Setting, run: float, issue: float) -> tuple[float, float]:
+    """A pass of so many seconds on the device, and of the host: of an estimated profile, how well the two overlap."""
+    if s.profile.kind != "estimated":
+        return run, issue
+    reaches = s.efficiency(c.rank)
+    if c.kind is Kind.F and c.last == len(s.profile.blocks):
+        issue += reaches.loss_issue_s
+    issue *= 1 + reaches.sharing * (max(1, len(c.sharing)) - 1)
+    return together(run, issue, reaches.overlap_sharing if c.inside else reaches.overlap), issue
 
 
 def talking(c: CostClass, s: Setting) -> float:
@@ -159,7 +179,7 @@ def _step(c: CostClass, s: Setting) -> tuple[float, float]:
     run = s.profile.update_s(c.first, c.last) * share
     run += (c.accumulate * EMPTYING + c.summed * share) * _accumulation(c, s)
     issue = sum(block.update_issue_s for block in s.profile.blocks[c.first : c.last])
-    return run * s.slower(c.rank), issue * share + s.cluster.dispatch_s
+    return run * s.slower(c.rank) + s.efficiency(c.rank).step_s, issue * share + s.cluster.dispatch_s
 
 
 RULES: dict[Kind, Rule] = {

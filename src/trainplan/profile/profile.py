@@ -326,7 +326,15 @@ class Profile:
 
     def parameters_of(self, first: int, last: int) -> tuple[Parameter, ...]:
         """The parameters that blocks first ≤ b < last use, in order of gradient arrival."""
-        return tuple(p for p in self.parameters if any(first <= block < last for block in p.blocks))
+        key = first, last
+        if key not in self._used:
+            self._used[key] = tuple(p for p in self.parameters if any(first <= block < last for block in p.blocks))
+        return self._used[key]
+
+    @cached_property
+    def _used(self) -> dict[tuple[int, int], tuple[Parameter, ...]]:
+        """Those that were asked for."""
+        return {}
 
     @cached_property
     def known_variants(self) -> dict[Any, Any]:

@@ -9,13 +9,14 @@ at hand. Each constant says where it is from; those marked *assumed* are round n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trainplan.cluster.cluster import Device
 from trainplan.errors import InputError, nearest
 from trainplan.profile.device.families import PRECISIONS, family_of, place, places
-from trainplan.profile.device.model import Model
+from trainplan.profile.device.model import Model, tiled
+from trainplan.profile.efficiency import Efficiency, efficiency
 from trainplan.profile.op import CONVOLUTIONS, Op
 from trainplan.units import percent
 
@@ -28,17 +29,15 @@ READ_TWICE = {"native_batch_norm", "native_batch_norm_backward", "_log_softmax",
 
 # Share of the peak.
 PRODUCT = 0.70  # in fp32 without tensor cores (a GPT of 124 M parameters on an H200: 0.56 to 0.65)
-PRODUCT_TENSOR_CORES = 0.85  # large products on an A100: 0.83 to 0.87 (fitted to vTrain's public single-node rows)
 CONVOLUTION = 0.68  # ResNets in fp32 on a Titan RTX (cgnorthcutt/cnn-gpu-benchmarks@eb762d8)
 WINOGRAD = 0.92  # 3 × 3 at stride 1 in fp32 needs fewer products: VGGs there (ryujaehun/pytorch-gpu-benchmark@3f47a9e)
 CONVOLUTION_TENSOR_CORES = 0.25  # ResNet-50 in tf32 on an H200, batch 32: layers are small for so large a peak
-ATTENTION = 0.50  # flash attention, forward and backward (MPT on A100 and H100: mosaicml/llm-foundry's table)
-STREAM = 0.75  # of the memory's rate, A100 (vTrain, as above); 0.82 on a Titan RTX
+STREAM = Efficiency().stream
 DEPTHWISE_STREAM = 0.25  # assumed: MobileNet takes about twice what its bytes would
-MISALIGNED = 0.38  # a product on tensor cores with a dimension that is not a multiple of 8 (vTrain: logits of 50,257)
+MISALIGNED = Efficiency().misaligned
 
 # Seconds.
-KERNEL_S = 3e-6  # from one kernel to the next on the device (vTrain, as above)
+KERNEL_S = Efficiency().kernel_s
 # Of the host for an eager operator, with the views and the bookkeeping around it (ResNets and a GPT on the host of an
 # H200, torch 2.11: 27 to 42 µs forward, 33 to 51 µs backward).
 ISSUE_FORWARD_S, ISSUE_BACKWARD_S = 30e-6, 45e-6
@@ -57,6 +56,7 @@ class Speed:
     tensor_products: bool  # on tensor cores
     tensor_convolutions: bool
     model: Model | None = None  # of measured curves; None: plain efficiencies
+    reaches: Efficiency = field(default_factory=Efficiency)  # these
 
     @property
     def words(self) -> str:
@@ -111,7 +111,8 @@ def speed_of(device: Device, precision: str, model: Model | None = None) -> Spee
         convolutions=max(plain, fast),
         tensor_products=cores and precision == "tf32",
         tensor_convolutions=cores,
-        model=model,
+        model=None if device.efficiency else model,
+        reaches=efficiency(device),
     )
 
 
@@ -136,8 +137,8 @@ def _in_tf32(op: Op, speed: Speed) -> bool:
 
 def plain_seconds(op: Op, speed: Speed) -> float:
     """Seconds of one operator by the device's peaks and plain efficiencies."""
-    arithmetic = 0.0
-    stream = STREAM
+    arithmetic, reaches = 0.0, speed.reaches
+    stream = reaches.stream
     peak, cores = speed.peak(op)
     if op.name in CONVOLUTIONS:
         *_, kernel, stride, groups = op.shape or (0, 1, 1)
@@ -147,20 +148,30 @@ def plain_seconds(op: Op, speed: Speed) -> float:
         if groups > 1:
             stream = DEPTHWISE_STREAM
     elif op.name in ATTENTIONS:
-        arithmetic = op.flops * op.share / (peak * ATTENTION)
+        arithmetic = op.flops * op.share / (peak * reaches.attention)
     elif op.flops:
-        share = PRODUCT
+        share, flops = PRODUCT, op.flops
         if cores:
-            share = PRODUCT_TENSOR_CORES * (MISALIGNED if any(size % 8 for size in op.shape) else 1.0)
-        arithmetic = op.flops / (peak * share)
+            share = reaches.product * (reaches.misaligned if any(size % 8 for size in op.shape) else 1.0)
+            flops = _in_tiles(op, speed.device.processors)
+        arithmetic = flops / (peak * share)
     moved = op.read * (2 if op.name in READ_TWICE else 1) + op.written
     traffic = moved / (speed.device.memory_rate * stream)
-    return max(arithmetic, traffic) + (CPU_OP_S if speed.is_cpu else KERNEL_S)
+    return max(arithmetic, traffic) / reaches.sustained + (CPU_OP_S if speed.is_cpu else reaches.kernel_s)
+
+
+def _in_tiles(op: Op, processors: int) -> float:
+    """FLOPs of a product with whole tiles in whole waves over the processors."""
+    if not processors or len(op.shape) != 3:
+        return op.flops
+    rows, inner, columns = op.shape
+    batch = max(1, round(op.flops / max(1.0, 2.0 * rows * inner * columns)))
+    return tiled(batch, rows, inner, columns, processors)
 
 
 def streaming(size: float, speed: Speed) -> float:
     """Seconds in which so many bytes are read and written."""
-    rate = speed.model.memory_rate if speed.model is not None else speed.device.memory_rate * STREAM
+    rate = speed.model.memory_rate if speed.model is not None else speed.device.memory_rate * speed.reaches.stream
     return size / rate
 
 
@@ -168,7 +179,7 @@ def issue_seconds(ops: Sequence[Op], passing: Pass, speed: Speed) -> float:
     """Seconds of the host that issues these operators in a pass; on a CPU the host is the device."""
     if speed.is_cpu:
         return 0.0
-    usual = {"forward": ISSUE_FORWARD_S, "backward": ISSUE_BACKWARD_S}[passing]
+    usual = speed.reaches.issue_s or {"forward": ISSUE_FORWARD_S, "backward": ISSUE_BACKWARD_S}[passing]
     if speed.model is None:
         return len(ops) * usual
     host = speed.model.file.host
@@ -189,11 +200,11 @@ def update_seconds(ops: Sequence[Op], tensors: int, speed: Speed) -> tuple[float
         if speed.is_cpu:
             return sum(run_seconds(op, speed) for op in ops), 0.0
         return _measured_update(ops, tensors, speed.model)
-    traffic = sum(op.read + op.written for op in ops) / (speed.device.memory_rate * STREAM)
+    traffic = sum(op.read + op.written for op in ops) / (speed.device.memory_rate * speed.reaches.stream)
     if speed.is_cpu:
         return traffic + len(ops) * CPU_OP_S, 0.0
     kinds = len(ops) / max(1, tensors)  # operators for each tensor
-    return traffic + kinds * KERNEL_S, len(ops) * FOREACH_TENSOR_S
+    return traffic + kinds * speed.reaches.kernel_s, len(ops) * FOREACH_TENSOR_S
 
 
 def _measured_update(ops: Sequence[Op], tensors: int, model: Model) -> tuple[float, float]:

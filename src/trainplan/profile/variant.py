@@ -26,7 +26,7 @@ from trainplan.profile.device.known import model_of
 from trainplan.profile.op import Op
 from trainplan.profile.profile import Block, Crossing, Exchange, Floats, Parameter, Profile
 from trainplan.profile.recipe import Line, Recipe, Work
-from trainplan.profile.roofline import Speed, between, run_seconds, speed_of, streaming
+from trainplan.profile.roofline import Speed, between, issue_seconds, run_seconds, speed_of, streaming
 
 NARROW = ("bf16", "fp16")  # 16 bits
 MASTER_BYTES = 4  # of each weight that the optimizer keeps in 32 bits
@@ -49,7 +49,7 @@ def variant(profile: Profile, device: Device, choice: Choice) -> Profile:
     """The profile of one rank under a choice; the same one where nothing is chosen. Kept with the profile."""
     if choice == Choice():
         return profile
-    key = choice, device.name
+    key = choice, device.name, tuple(sorted(device.efficiency.items()))
     if key not in profile.known_variants:
         profile.known_variants[key] = _variant(profile, device, choice)
     found: Profile = profile.known_variants[key]
@@ -121,7 +121,10 @@ class _Made:
         self.again_s = self._seconds(core) if choice.selective else tuple(0.0 for _ in self.sizes)
         back = self._seconds(recipe.backward)
         self.backward_s = tuple(a + b for a, b in zip(back, self.again_s, strict=True))
-        self.again = len(core) / max(1, len(recipe.forward)) if choice.selective else 0.0
+        again = [work.small for work in core] if choice.selective else []
+        self.forward_issue_s = issue_seconds([work.small for work in recipe.forward], "forward", speed)
+        self.backward_issue_s = issue_seconds([work.small for work in recipe.backward], "backward", speed)
+        self.backward_issue_s += issue_seconds(again, "forward", speed)
         self.saved = tuple(self._kept(samples, core=not choice.selective) for samples in self.sizes)
         self.core = tuple(self._kept(n) - self._kept(n, core=False) for n in self.sizes)
         self.forward_share, self.backward_share = self._shrinks(recipe.forward), self._shrinks(recipe.backward)
@@ -190,12 +193,12 @@ class _Made:
             extra * self.backward_share + (core if self.choice.selective else 0.0)
             for extra, core in zip(block.backward_workspace_bytes, self.core, strict=True)
         ]
-        again = [issue * self.again for issue in block.forward_issue_s]
         return replace(
             block,
             forward_s=self.forward_s,
             backward_s=self.backward_s,
-            backward_issue_s=tuple(a + b for a, b in zip(block.backward_issue_s, again, strict=True)),
+            forward_issue_s=(self.forward_issue_s,) * len(self.sizes),
+            backward_issue_s=(self.backward_issue_s,) * len(self.sizes),
             again_s=self.again_s if self.choice.selective else (),
             accumulate_s=block.accumulate_s * moved,
             update_s=update,

@@ -1,0 +1,88 @@
+"""Seconds of NCCL's collectives over switched links, where the catalogue says what share of a link's rate they reach.
+
+A collective takes a lead, which does not depend on its bytes once there are some, and its bytes at a bus rate:
+
+    ring       2 (n − 1)/n · B / (reached · rate)       reached: 0.76 to 0.82 of NVLink's rate from Ampere to Blackwell
+    in switch  B / (in_switch · rate)                   NVLS: the switch adds up, everybody sends and gets B once
+    nodes      a ring through all nodes uses all their cards: the slower of what leaves a node and what stays inside
+
+NCCL takes the faster of ring and switch. Lead and ramp are of nccl-tests on 8 A100 (stas00/ml-engineering@744d01e) and
+of vTrain's table for 2 to 8 A100 (VIA-Research/vTrain@f8dda84): about 40 µs for a few kilobytes, and 20 + 6 n µs from a
+megabyte on, growing by another 25 µs up to 8 MiB.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from trainplan.cluster.cluster import Cluster, Link
+
+FEW_S = 38e-6  # a call with next to no bytes
+CALL_S, RANK_S = 20e-6, 6e-6  # a call from a megabyte on, and for each rank
+RAMP_S = 25e-6
+PAIR = 0.86  # two ranks use fewer channels: of the rate that more of them reach
+CARDS = 0.95  # share of the network cards' rate (B200 4 × 8 on EFA 0.95, A100 3 × 8 on HDR 0.96)
+_MIB = 2**20
+
+
+def all_reduce(cluster: Cluster, members: tuple[int, ...], size: float) -> float | None:
+    """Seconds of a sum of `size` bytes; None where the links do not say.
+
+    >>> from trainplan.cluster.parse import cluster
+    >>> eight = tuple(range(8))
+    >>> [round(all_reduce(cluster(f"8x{name}"), eight, 2**30) * 1e3, 1) for name in ("A100-80", "H200")]
+    [8.1, 4.3]
+    """
+    inside = _inside(cluster, members)
+    if inside is None:
+        return None
+    ranks = len(members)
+    rate = _ring(cluster, members, inside)
+    seconds = 2 * (ranks - 1) / ranks * size / rate
+    if inside.in_switch and len({cluster.node_of(rank) for rank in members}) == 1:
+        seconds = min(seconds, size / (inside.in_switch * inside.rate))
+    return lead(cluster, members, size) + seconds
+
+
+def shared_out(cluster: Cluster, members: tuple[int, ...], size: float) -> float | None:
+    """The same of a gathering of `size` bytes in all, or of a scattering of their sum: half of a ring."""
+    inside = _inside(cluster, members)
+    if inside is None:
+        return None
+    ranks = len(members)
+    return lead(cluster, members, size) / 2 + (ranks - 1) / ranks * size / _ring(cluster, members, inside)
+
+
+def lead(cluster: Cluster, members: tuple[int, ...], size: float) -> float:
+    """Seconds of a collective beside those of its bytes at the full rate."""
+    places = Counter(cluster.node_of(rank) for rank in members)
+    much = max(FEW_S, CALL_S + RANK_S * max(places.values()))
+    found = FEW_S + (much - FEW_S) * min(1.0, size / _MIB) + RAMP_S * min(1.0, size / (8 * _MIB))
+    network = cluster.nodes[next(iter(places))].network
+    return found + (2 * (len(places) - 1) * network.latency_s if network is not None and len(places) > 1 else 0.0)
+
+
+def _inside(cluster: Cluster, members: tuple[int, ...]) -> Link | None:
+    """The link inside the members' nodes, where it is the same for all and its share is known."""
+    if cluster.backend != "nccl" or len(members) < 2:
+        return None
+    places = Counter(cluster.node_of(rank) for rank in members)
+    nodes = [cluster.nodes[place] for place in places]
+    link = nodes[0].inside
+    if not link.reached or any(node.inside != link or node.pairs for node in nodes):
+        return None
+    if len(nodes) > 1 and (len(set(places.values())) > 1 or any(n.network is None or n.network.shared for n in nodes)):
+        return None
+    return link
+
+
+def _ring(cluster: Cluster, members: tuple[int, ...], inside: Link) -> float:
+    """Bytes a second of a ring: those inside nodes, or those that leave one over all its members' cards."""
+    places = Counter(cluster.node_of(rank) for rank in members)
+    own = max(places.values())
+    reached = inside.reached * inside.rate * (PAIR if len(members) == 2 else 1.0)
+    if len(places) == 1:
+        return reached
+    network = cluster.nodes[next(iter(places))].network
+    out = CARDS * own * network.rate if network is not None else reached
+    return min(out, reached) if own > 1 else out
