@@ -197,9 +197,9 @@ def single_node(folder: Path, say: Callable[[str], None]) -> dict[str, object]:
     found: dict[str, object] = {}
     none: Constants = {"product": 0.85}
     found["no labelled row"] = score(rows, none)
-    believed = {name: FITTED[name][2] for name in ("overlap", "overlap_sharing", "sharing")}
+    believed = {name: FITTED[name][2] for name in FITTED if name != "issue_s"}
     slow = [r for r in rows if r.group == (12, 1024, 2, 16) and (r.plan.tp, r.plan.pp, r.micro) == (1, 1, 1)]
-    one = fit(slow, ["issue_s"], none | believed, prior=0.0)
+    one = fit(slow, ["issue_s"], believed, prior=0.0)
     found["one labelled row"] = score([r for r in rows if r not in slow], one) | {"constants": one}
     few = labelled(rows, ((12, 1024, (1, 4)), (24, 2048, (2, 8))))
     constants = fit(few, list(FITTED), {})

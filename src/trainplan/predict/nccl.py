@@ -31,7 +31,7 @@ def all_reduce(cluster: Cluster, members: tuple[int, ...], size: float) -> float
     >>> from trainplan.cluster.parse import cluster
     >>> eight = tuple(range(8))
     >>> [round(all_reduce(cluster(f"8x{name}"), eight, 2**30) * 1e3, 1) for name in ("A100-80", "H200")]
-    [8.1, 4.3]
+    [8.1, 4.1]
     """
     inside = _inside(cluster, members)
     if inside is None:
