@@ -352,6 +352,9 @@ def _decided() -> list[Case]:
     # two parts or recomputed, and where only one stage has copies.
     stages = {"dp": 2, "pp": 2, "micro": 2, "exchange": "horovod", **numbers["horovod"]}
     four = {**stages, "chunks": 2, "stages": (2, 4, 6)}
+    pair = {"dp": 2, "pp": 2, "micro": 2}
+    credit, pace = ({"exchange": word, **numbers[word]} for word in ("bytescheduler", "pace"))
+    pace["fused"] = FUSED["residual"]
     return [
         *cases,
         Case("horovod", "tied", {**stages, "schedule": "1f1b", "stages": (4,)}, fields={"clip_norm": 0.05}),
@@ -359,7 +362,14 @@ def _decided() -> list[Case]:
         Case("horovod", "tied", {**four, "schedule": "zb-v"}),
         Case("horovod", "residual", {**stages, "schedule": "gpipe", "stages": (2,), "recompute": "except-last"}),
         Case("horovod", "tied", {**stages, "dp": 1, "schedule": "1f1b", "stages": (5,), "spread": (2, 1)}),
-    ]
+        # By priority the first forward pass of every stage takes its steps, block by block.
+        Case("p3", "residual", {**pair, "exchange": "p3", **numbers["p3"], "schedule": "1f1b", "stages": (2,)}),
+        Case("bytescheduler", "residual", {**pair, **credit, "schedule": "zb-v", "chunks": 2, "stages": (1, 2, 3)}),
+        Case(
+            "pace", "residual", {**pair, **pace, "schedule": "interleaved", "chunks": 2, "stages": (1, 2, 3)},
+            optimizer="grouped_adamw", fields={"schedule": "onecycle"},
+        ),
+    ]  # fmt: skip
 
 
 def _preloaded() -> list[Case]:

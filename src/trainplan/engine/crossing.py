@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainplan.engine.decided import Exchange
 from trainplan.engine.world import groups_of
@@ -87,28 +88,32 @@ def _exchange(
     return Exchange(decided.rule, decided.parts, held.reducer.flat, bits, sums, note)
 
 
-def forward(run: Runner, place: int, batch: Batch, finish: Callable[[Instruction, Any, Any], None]) -> int:
+def forward(
+    run: Runner, place: int, leaves: dict[str, Tensor], batch: Batch, finish: Callable[[Instruction, Any, Any], None]
+) -> int:  # fmt: skip
     """A forward pass; the first of a step goes block by block, and each takes the step that its weights lack before it
     runs. `finish` is given the last operation and what was made, and is part of it. How many operations that was."""
     op, recorder = run.list[place], run.recorder
+    held = run.part.held[op.stage]
     pieces = [op]
     for following in run.list[place + 1 :]:
-        if following.kind is not Kind.F or following.micro != op.micro:
+        same = (following.stage, following.micro, following.slice) == (op.stage, op.micro, op.slice)
+        if following.kind is not Kind.F or not same:
             break
         pieces.append(following)
     since = recorder.mark()
 
     def before(block: int, _: Any) -> None:
         nonlocal since
-        if block and len(pieces) > 1:
-            recorder.note(pieces[block - 1].op, since, recorder.mark())
+        if block > held.stage.first and len(pieces) > 1:
+            recorder.note(pieces[block - held.stage.first - 1].op, since, recorder.mark())
         if block in run.part.deferred:
             take(run.part, recorder, block)
             since = recorder.mark()
         elif len(pieces) > 1:
             since = recorder.mark()
 
-    finish(pieces[-1], *run.part.held[op.stage].stage({}, batch, run.seeder(op.micro), None, before))
+    finish(pieces[-1], *held.stage(leaves, batch, run.seeder(op.micro), run.part_of(op), before))
     recorder.note(pieces[-1].op, since, recorder.mark())
     return len(pieces)
 
@@ -124,17 +129,19 @@ def take(part: Part, recorder: Recorder, block: int) -> None:
     if waiting is None:
         return
     op, step = waiting
-    held, exchange = part.held[0], part.exchanges[0]
+    layout = part.layout
+    stage = layout.stage_of[block]
+    held, exchange = part.held[stage], part.exchanges[stage]
     assert held.reducer is not None  # steps cross only where gradients are exchanged
-    names = part.layout.stepping[block]
+    names = layout.stepping[stage][block]
     mine = set(names)
-    exchange.wait({b for b, bucket in enumerate(part.layout.buckets[0]) if not mine.isdisjoint(bucket.names)})
+    exchange.wait({b for b, bucket in enumerate(layout.buckets[stage]) if not mine.isdisjoint(bucket.names)})
     start = recorder.mark()
     own = [held.reducer.views[name] for name in names]
     for parameter, view in own:
         parameter.grad = view
     held.optimizer.step()
-    if held.scheduler is not None and not part.deferred:
+    if held.scheduler is not None and layout.stepping[stage].keys().isdisjoint(part.deferred):
         held.scheduler.step()
     for parameter, view in own:
         parameter.grad = None
@@ -169,6 +176,15 @@ def backward_over(run: Runner, op: Instruction, last: bool) -> None:
         for number, bucket in enumerate(run.part.layout.buckets[op.stage]):
             if op.kind is Kind.W or bucket.block == op.unit:
                 run.part.exchanges[op.stage].ready(number)
+        backward_ends(run, op.stage)
+
+
+def backward_ends(run: Runner, stage: int) -> None:
+    """The pass that completes the gradients of a stage is over: where steps cross, nobody has gradients until the step
+    of its block."""
+    reducer = run.part.held[stage].reducer
+    if run.part.layout.crosses and reducer is not None:
+        reducer.detach()
 
 
 def wait(run: Runner, stages: Iterable[int]) -> None:

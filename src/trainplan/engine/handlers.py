@@ -54,12 +54,15 @@ def _forward(run: Runner, op: Instruction, place: int) -> int | None:
     if layout.crosses:
 
         def finish(last: Instruction, made: dict[str, Tensor], output: Any) -> None:
-            state.values[last.saved[0]] = Pass({}, made, weighted_loss(run, op, output))
+            loss = weighted_loss(run, op, output) if held.is_last else None
+            state.values[last.saved[0]] = Pass(leaves, made, loss)
+            hand_out(run, last, made)
 
-        return crossing.forward(run, place, batch, finish)
+        with carrying(run.carry(op)):
+            return crossing.forward(run, place, leaves, batch, finish)
     saving = parcels.saving(run, op, leaves)
     hooks = saving.hooks() if saving is not None else nullcontext()
-    with nullcontext() if _completes(run, op) else held.no_sync(), carrying(run.carry(op)), hooks:
+    with nullcontext() if completes(run, op) else held.no_sync(), carrying(run.carry(op)), hooks:
         arguments = leaves, batch, run.seeder(op.micro), run.part_of(op)
         if pieces is None:
             made, output = held.module(*arguments)
@@ -136,7 +139,7 @@ def give_back(run: Runner, op: Instruction, gradients: dict[str, Tensor | None],
 def _backward(run: Runner, op: Instruction, place: int) -> int | None:
     if run.part.layout.recomputed[run.piece(op)]:
         blockwise.backward(run, op)
-        crossing.backward_over(run, op, _completes(run, op))
+        crossing.backward_over(run, op, completes(run, op))
         return None
     held = run.part.held[op.stage]
     done: Pass = run.current.values[op.held[0]]
@@ -144,14 +147,13 @@ def _backward(run: Runner, op: Instruction, place: int) -> int | None:
     if held.shards is not None or run.part.layout.offloads:
         return _backward_in_sections(run, op, place, done, roots, seeds)
     pieces = _pieces(run, place)
-    last = _completes(run, op)
+    last = completes(run, op)
     crossing.backward_begins(run, op, last)
     if isinstance(held.module, Observed) and last and len(pieces) == 1:
         raise AssertionError("DDP would exchange gradients, and the program has no exchange: they disagree")
     if len(pieces) > 1:
         _backward_in_pieces(run, roots, seeds, pieces)
-        if run.part.layout.crosses and held.reducer is not None:
-            held.reducer.detach()
+        crossing.backward_ends(run, op.stage)
     else:
         with nullcontext() if last else held.no_sync():
             torch.autograd.backward(roots, seeds)
@@ -247,7 +249,7 @@ def start_exchange(run: Runner, op: Instruction, flat: Tensor) -> None:
 
 def _recompute(run: Runner, op: Instruction, place: int) -> None:
     if op.unit == run.part.held[op.stage].stage.last - 1:  # with which a backward pass begins
-        crossing.backward_begins(run, op, _completes(run, op))
+        crossing.backward_begins(run, op, completes(run, op))
     blockwise.recompute(run, op)
 
 
@@ -336,28 +338,17 @@ def _step(run: Runner, op: Instruction, place: int) -> None:
         held.shards.zero_gradients()
 
 
-def _completes(run: Runner, op: Instruction) -> bool:
+def completes(run: Runner, op: Instruction) -> bool:
     """Whether the backward pass of what an operation is about completes the gradients of its stage."""
     last = next(i for i in reversed(run.list) if i.kind in (Kind.B, Kind.W) and i.stage == op.stage)
     return run.piece(op) == run.piece(last)
 
 
-def _input_backward(run: Runner, op: Instruction, place: int) -> None:
-    two_parts.of_input(run, op)
-
-
-def _weight_backward(run: Runner, op: Instruction, place: int) -> None:
-    last = _completes(run, op)
-    crossing.backward_begins(run, op, last)
-    two_parts.of_weights(run, op)
-    crossing.backward_over(run, op, last)
-
-
 HANDLERS: dict[Kind, Handler] = {
     Kind.F: _forward,
     Kind.B: _backward,
-    Kind.I: _input_backward,
-    Kind.W: _weight_backward,
+    Kind.I: two_parts.of_input,
+    Kind.W: two_parts.of_weights,
     Kind.R: _recompute,
     **{kind: _send for kind in SENDS if kind in (Kind.SEND_F, Kind.SEND_B)},
     Kind.SEND_G: push,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainplan.engine import crossing
 from trainplan.profile.capture.halves import Halfway, backward_input, backward_weight
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from trainplan.engine.runner import Runner
 
 
-def of_input(run: Runner, op: Instruction) -> None:
+def of_input(run: Runner, op: Instruction, place: int) -> None:
     """I: the gradients of what came in, which the stages before wait for."""
     from trainplan.engine.handlers import Pass, give_back, roots_of
 
@@ -21,7 +22,12 @@ def of_input(run: Runner, op: Instruction) -> None:
     give_back(run, op, {name: leaf.grad for name, leaf in done.leaves.items()}, done.leaves)
 
 
-def of_weights(run: Runner, op: Instruction) -> None:
+def of_weights(run: Runner, op: Instruction, place: int) -> None:
     """W: the gradients of the weights, which only the optimizer waits for."""
+    from trainplan.engine.handlers import completes
+
+    last = completes(run, op)
+    crossing.backward_begins(run, op, last)
     halfway: Halfway = run.current.passes.pop((op.stage, op.micro))
     backward_weight(halfway, run.part.held[op.stage].parameters.values())
+    crossing.backward_over(run, op, last)

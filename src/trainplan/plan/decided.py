@@ -35,12 +35,15 @@ def check_decided(plan: Plan, asked: str) -> None:
     if plan.zero:
         why = f"exchange={plan.exchange} sums gradients for everybody, and zero={plan.zero} shares them out"
         raise PlanError(asked, why, "exchange=all-reduce, or zero=0")
-    if plan.exchange in BY_PRIORITY and plan.pp > 1:
-        why = f"exchange={plan.exchange} sums the gradients of whole models, and pp={plan.pp} cuts them into stages"
-        raise PlanError(asked, why, "pp=1, or exchange=horovod")
+    if plan.exchange in BY_PRIORITY and plan.spread:
+        why = f"exchange={plan.exchange} takes steps block by block as sums arrive, and of dp="
+        why += f"{','.join(map(str, plan.spread))} some stages sum nothing"
+        raise PlanError(asked, why, "as many ranks for every stage, or exchange=horovod")
     if plan.exchange in BY_PRIORITY and plan.recompute != "none":
-        why = f"under exchange={plan.exchange} each block of the first forward pass takes its step, and blocks that are"
-        raise PlanError(asked, f"{why} recomputed have no such pass", "recompute=none, or exchange=horovod")
+        why = (
+            f"under exchange={plan.exchange} a forward pass is an operation for each block, and one that is recomputed"
+        )
+        raise PlanError(asked, f"{why} keeps what its blocks read as a whole", "recompute=none, or exchange=horovod")
     if plan.lines > 1 and not plan.spread:
         why = f"{plan.schedule} completes two stages on two ranks in opposite orders, and the sums of each are decided"
         raise PlanError(asked, f"{why} apart: nothing puts them in one order", "schedule=1f1b, or exchange=all-reduce")
@@ -60,6 +63,14 @@ def check_decided_model(plan: Plan, profile: Profile) -> None:
         why = (
             f"gradients are clipped to a norm of {profile.clip_norm:g} over all of them, and {plan.exchange} updates "
             "the first blocks while later ones are still being summed"
+        )
+        raise PlanError(asked, why, "exchange=horovod or all-reduce")
+    stage_of = [stage for stage, bound in enumerate(plan.bounds) for _ in range(*bound)]
+    shared = [p.name for p in own if len({stage_of[block] for block in p.blocks}) > 1]
+    if plan.exchange in BY_PRIORITY and shared:
+        why = (
+            f"several stages hold {shared[0]}, whose gradients are summed over them when a step is over, and "
+            f"{plan.exchange} takes its steps while the next one runs"
         )
         raise PlanError(asked, why, "exchange=horovod or all-reduce")
     if plan.exchange == "pace" and plan.fused and sum(plan.fused) != len(own):

@@ -30,13 +30,14 @@ from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.lower.edges import edges
 from trainplan.program.ops import SPECS, Kind, Lane
-from trainplan.program.program import Program
+from trainplan.program.program import Program, are
 from trainplan.program.staleness import step_seconds as by_push
 from trainplan.program.timeline import Timeline
 from trainplan.program.wiring import Wiring, wire
 
 # Kept free on every device: allocator rounding and fragmentation, which the program does not see.
 MEMORY_MARGIN = 0.06
+_PASS = are((Kind.F, Kind.B, Kind.I, Kind.W))
 INSIDE = "INSIDE"  # in seconds by kind: exchanges inside passes, of ranks that share blocks
 
 
@@ -194,7 +195,7 @@ def step_seconds(played: Played) -> float:
     ends = [float(played.end[program.step == step].max()) for step in range(program.steps)]
     begins = played.start[(program.step == program.steps - 1) & (program.kind == Kind.F)]
     if len(begins) and begins.min() < ends[-2]:  # steps overlap, and nothing comes after the last: so by their passes
-        passes = (program.kind == Kind.F) | (program.kind == Kind.B)
+        passes = _PASS[program.kind]
         ends = [float(played.end[passes & (program.step == step)].max()) for step in range(program.steps)]
     return ends[-1] - ends[-2]
 

@@ -124,8 +124,8 @@ def _class(
     if kind is Kind.R or (again and kind is Kind.B):
         return CostClass(kind, rank, -1, unit, unit + 1, samples, accumulate=adds)
     if kind is Kind.F and cut:
-        share = unit / plan.blocks, (unit + 1) / plan.blocks
-        return CostClass(kind, rank, -1, unit, unit + 1, samples, since=share[0], until=share[1])
+        share, block = (unit / (last - first), (unit + 1) / (last - first)), first + unit
+        return CostClass(kind, rank, -1, block, block + 1, samples, since=share[0], until=share[1])
     if kind is Kind.STEP and layout.crosses:
         return CostClass(kind, rank, -1, unit, unit + 1, accumulate=1)
     if kind is Kind.STEP:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainplan.program.agenda import landed_first
-from trainplan.program.lower.found import Found
+from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.gradients import completing
 from trainplan.program.lower.layout import Holding
 from trainplan.program.lower.ledger import Ledger
@@ -59,19 +59,22 @@ def _steps(found: Found, holdings: list[Holding]) -> list[tuple[Ints, set[int]]]
         everything = set(range(len(layout.buckets[holdings[0].stage])))
         norm = [(found.norm(holdings), everything)] if layout.clips else []
         return [*norm, (found.once(Kind.STEP, holdings), everything)]
-    bucket_of = {name: number for number, bucket in enumerate(layout.buckets[0]) for name in bucket.names}
+    stage = holdings[0].stage
+    bucket_of = {name: number for number, bucket in enumerate(layout.buckets[stage]) for name in bucket.names}
     return [
         (found.once(Kind.STEP, holdings, block), {bucket_of[name] for name in names})
-        for block, names in layout.stepping.items()
+        for block, names in layout.stepping[stage].items()
     ]
 
 
 def _taken_up(ledger: Ledger, found: Found, holdings: list[Holding]) -> None:
     """The forward pass of a block reads the weights that its step has left."""
     home = np.repeat(np.array([[h.rank] for h in holdings], dtype=np.int64), max(0, found.steps - 1), axis=1)
-    for block in found.layout.stepping:
+    stage = holdings[0].stage
+    for block in found.layout.stepping[stage]:
         step = found.once(Kind.STEP, holdings, block)[:, :-1]
-        first = found.own(found.ops(Kind.F, [0], units=[block]), holdings)[:, 1:, :].max(axis=2)
+        pieces = found.ops(Kind.F, [stage], units=[block - found.layout.plan.bounds[stage][0]])
+        first = found.own(pieces, holdings, empty=NEVER)[:, 1:, :].min(axis=2)
         ledger.add(Value.TOKEN, 0, home, step, first, (first,))
 
 

@@ -116,8 +116,9 @@ class Found:
         whole = self.ops(Kind.F, stages)
         if not (final and (self.layout.plan.zero or self.layout.offloads or self.layout.crosses)):
             return whole
-        last = self.layout.plan.blocks - 1
-        units = [last if self.layout.crosses else max(0, len(self.layout.sections[stage]) - 1) for stage in stages]
+        bounds, sections = self.layout.plan.bounds, self.layout.sections
+        blocks = [last - first for first, last in bounds]
+        units = [max(0, (blocks[s] if self.layout.crosses else len(sections[s])) - 1) for s in stages]
         cut = self.ops(Kind.F, stages, units=units)
         return np.where(cut >= 0, cut, whole)
 

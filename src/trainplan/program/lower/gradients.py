@@ -132,7 +132,7 @@ def updates(ledger: Ledger, found: Found) -> None:
     holdings = layout.holdings
     stage, home = [h.stage for h in holdings], _home(found, holdings)
     if layout.crosses:
-        for block in layout.stepping:
+        for block in (block for own in layout.stepping for block in own):  # elsewhere it has no step
             step = found.once(Kind.STEP, holdings, block)
             size = np.full(step.shape, update_workspace(profile, block, block + 1), dtype=np.int64)
             ledger.add_some(Value.WORKSPACE, size, home, step, step)

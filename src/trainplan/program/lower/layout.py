@@ -17,7 +17,7 @@ from trainplan.profile.profile import Amount, Parameter, Portion, Profile
 from trainplan.program.agenda import Agenda, Agendas, in_turn
 from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower.backend import Backend
-from trainplan.program.lower.buckets import Bucket, Tie, stage_buckets, ties
+from trainplan.program.lower.buckets import Bucket, Tie, fused_here, stage_buckets, ties
 from trainplan.program.lower.edges import Edge, edges
 from trainplan.program.lower.parts import Decided, decided_of
 from trainplan.program.lower.service import Service, arranged, service, with_ties
@@ -154,10 +154,11 @@ class Layout:
         if self.plan.zero:  # gradients are exchanged by units
             return [[] for _ in self.stages]
         limit = 1 if self.decides else self.plan.bucket  # then every gradient is for itself, or those that are fused
-        found = [
-            stage_buckets(self.profile, own, *bound, limit, samples, self.plan.fused) if self.bucketed(stage) else []
-            for stage, (own, bound) in enumerate(zip(self.parameters, self.plan.bounds, strict=True))
-        ]
+        found, every = list[list[Bucket]](), self.profile.parameters
+        for stage, (own, bound) in enumerate(zip(self.parameters, self.plan.bounds, strict=True)):
+            fused = fused_here(self.plan.fused, every, own)
+            has = self.bucketed(stage)
+            found.append(stage_buckets(self.profile, own, *bound, limit, samples, fused) if has else [])
         if self.plan.exchange not in SERVED:
             return found
         return [
@@ -209,13 +210,13 @@ class Layout:
         return self.agendas[step][stage] if self.agendas else in_turn(self.decided[stage].rule)
 
     @cached_property
-    def stepping(self) -> dict[int, tuple[str, ...]]:
-        """Where each block takes its step alone: block → its weights, each with the first block that uses it."""
-        found: dict[int, list[str]] = {}
-        for parameter in self.parameters[0]:
-            if parameter.trainable:
-                found.setdefault(min(parameter.blocks), []).append(parameter.name)
-        return {block: tuple(found[block]) for block in sorted(found)}
+    def stepping(self) -> list[dict[int, tuple[str, ...]]]:
+        """Where each block of a stage takes its step alone: block → its weights, each with the first that uses it."""
+        found: list[dict[int, tuple[str, ...]]] = [{} for _ in self.stages]
+        for stage, parameters in enumerate(self.parameters):
+            for p in sorted((p for p in parameters if p.trainable), key=lambda p: min(p.blocks)):
+                found[stage][min(p.blocks)] = (*found[stage].get(min(p.blocks), ()), p.name)
+        return found
 
     @cached_property
     def first_tie(self) -> int:

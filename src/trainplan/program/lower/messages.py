@@ -50,7 +50,8 @@ class Ends:
         self.sender, self.receiver = homes[source], homes[target]
         steps = np.full(homes.shape, -1, dtype=np.int64)
         for holding in layout.holdings:  # the STEP that follows, on the rank of every place, or what its step ends with
-            own = found.once(Kind.STEP, [holding])[0] if layout.steps_at(holding.rank) else found.last(holding.rank)
+            whole = layout.steps_at(holding.rank) and not layout.crosses
+            own = found.once(Kind.STEP, [holding])[0] if whole else found.last(holding.rank)
             at = np.flatnonzero(homes[holding.stage] == holding.rank)
             steps[holding.stage, at] = own[at // layout.plan.pieces % found.steps]
         self.source_step, self.target_step = steps[source], steps[target]

@@ -139,28 +139,28 @@ def _decided(
     """The same of every step where the exchange is decided while running: with the agenda of a stage in the pass that
     completes its gradients; and where steps cross, with the steps of blocks in the first forward pass after them."""
     layout, replica, rank = bodies.layout, held[0].replica, held[0].rank
-    first = 1 + int(np.flatnonzero(variant == _FIRST_FORWARD)[0])  # behind the head
     completing = np.isin(variant, (_LAST, _ONLY, _LAST + _OTHERWISE, _ONLY + _OTHERWISE))
     found = []
     for step in range(steps):
-        rows = [(int(b), int(piece), 0) for b, piece in zip(body, of, strict=True)]
-        tail_of = bodies.add(tail(layout, held, final=step == steps - 1), replica, rank)
-        rows[-1] = (tail_of, 0, 0)
+        # What stands in each place of the list: the bodies, what each is about, and how many steps ago that was.
+        places = [[(int(b), int(piece), 0)] for b, piece in zip(body, of, strict=True)]
+        places[-1] = [(bodies.add(tail(layout, held, final=step == steps - 1), replica, rank), 0, 0)]
         for holding in (h for h in held if layout.buckets[h.stage]):
-            (place,) = np.flatnonzero(completing & (order[:, 2] == holding.stage)).tolist()
+            own = order[:, 2] == holding.stage
+            (place,) = np.flatnonzero(completing & own).tolist()
             again = layout.recomputes and int(variant[place]) > _ONLY
             kind = Kind.R if again else Kind(int(order[place, 0]))
             agenda = layout.agenda(step, holding.stage)
             rest = decided_backward(layout, holding.stage, int(order[place, 1]), holding.lines[0], kind, agenda)
             number = bodies.add(rest, replica, rank, adds=1, last=True, again=again)
-            rows[1 + place] = (number, rows[1 + place][1], 0)
-        if layout.crosses:
-            apart = stepping_forward(layout, 0, steps=step > 0)
-            rows[first : first + 1] = [
-                (bodies.add((row,), replica, rank, cut=True), rows[first][1], int(row.kind is Kind.STEP))
-                for row in apart
-            ]
-        columns = np.array(rows, dtype=np.int64)
+            places[1 + place] = [(number, places[1 + place][0][1], 0)]  # behind the head
+            if layout.crosses:
+                (first,) = np.flatnonzero((variant == _FIRST_FORWARD) & own).tolist()
+                places[1 + first] = [
+                    (bodies.add((row,), replica, rank, cut=True), places[1 + first][0][1], int(row.kind is Kind.STEP))
+                    for row in stepping_forward(layout, holding.stage, holding.lines[0], steps=step > 0)
+                ]
+        columns = np.array([one for own in places for one in own], dtype=np.int64)
         found.append((columns[:, 0], columns[:, 1], columns[:, 2]))
     return found
 

@@ -170,14 +170,16 @@ def _pieces(
     return (), found, after
 
 
-def stepping_forward(layout: Layout, line: int, steps: bool) -> tuple[Row, ...]:
+def stepping_forward(layout: Layout, stage: int, line: int, steps: bool) -> tuple[Row, ...]:
     """A forward pass block by block; each waits for its own weights alone, and takes the step that they lack first."""
-    rows = []
-    for block in layout.blocks:
-        if steps and block in layout.stepping:
-            rows.append(Row(Kind.STEP, 0, line, block))
-        rows.append(Row(Kind.F, 0, line, block))
-    return tuple(rows)
+    ends = messages(layout, stage, line)
+    rows = [row for row in ends if row.kind is Kind.RECV_F]
+    first, last = layout.plan.bounds[stage]
+    for block in range(first, last):
+        if steps and block in layout.stepping[stage]:
+            rows.append(Row(Kind.STEP, stage, line, block))
+        rows.append(Row(Kind.F, stage, line, block - first))
+    return (*rows, *(row for row in ends if row.kind is Kind.SEND_F))
 
 
 def head(layout: Layout, holdings: Sequence[Holding]) -> tuple[Row, ...]:
@@ -204,7 +206,8 @@ def tail(layout: Layout, holdings: Sequence[Holding], final: bool = True) -> tup
     if layout.clips:
         rows.append(Row(Kind.NORM, holdings[0].stage, holdings[0].lines[0]))
     if layout.crosses:
-        return tuple(rows + [Row(Kind.STEP, 0, 0, block) for block in layout.stepping if final])
+        blocks = [(h, block) for h in holdings for block in layout.stepping[h.stage] if final]
+        return tuple(rows + [Row(Kind.STEP, h.stage, h.lines[0], block) for h, block in blocks])
     rows += [Row(Kind.STEP, holding.stage, holding.lines[0]) for holding in holdings]
     return tuple(rows)
 

@@ -100,8 +100,8 @@ def _counts(ledger: Ledger, found: Found) -> None:
         ledger.add(Value.TOKEN, 0, home, over, loss, (loss,))
         # A step gives its loss to whoever trains, who cannot start the next one before that.
         first = found.own(forwards, holdings, empty=NEVER).min(axis=2)
-        if layout.crosses:  # which begins with the steps that the one before has left to it
-            block = next(iter(layout.stepping))
+        if layout.crosses and layout.stepping[final]:  # which begins with the steps that the one before has left to it
+            block = next(iter(layout.stepping[final]))
             step = found.once(Kind.STEP, holdings, block)
             ledger.add(Value.TOKEN, 0, home, loss, step, (step,))
         ledger.add(Value.TOKEN, 0, home[:, :-1], loss[:, :-1], first[:, 1:], (first[:, 1:],))
