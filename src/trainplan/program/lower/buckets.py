@@ -79,20 +79,6 @@ def stage_buckets(
     return found
 
 
-def fused_here(counts: Sequence[int], parameters: Sequence[Parameter], own: Sequence[Parameter]) -> list[int]:
-    """Of tensors into which so many gradients of a model are fused each: how many are a stage's own, where any are.
-    (One that two stages have gradients of is two.)
-
-    >>> of = [Parameter(name, (), 1, 4) for name in "abcde"]
-    >>> fused_here((1, 3, 1), of, of[:3]), fused_here((1, 3, 1), of, of[3:]), fused_here((), of, of)
-    ([1, 2], [1, 1], [])
-    """
-    names, mine = [p.name for p in parameters if p.trainable], {p.name for p in own}
-    ends = list(itertools.accumulate(counts))
-    found = [sum(name in mine for name in names[end - n : end]) for end, n in zip(ends, counts, strict=True)]
-    return [count for count in found if count]
-
-
 def _element(parameters: Sequence[Parameter]) -> int:
     """Bytes of one number of theirs."""
     return max(1, sum(p.bytes for p in parameters) // max(1, sum(p.count for p in parameters)))

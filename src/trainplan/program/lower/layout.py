@@ -17,10 +17,11 @@ from trainplan.profile.profile import Amount, Parameter, Portion, Profile
 from trainplan.program.agenda import Agenda, Agendas, in_turn
 from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower.backend import Backend
-from trainplan.program.lower.buckets import Bucket, Tie, fused_here, stage_buckets, ties
+from trainplan.program.lower.buckets import Bucket, Tie, ties
 from trainplan.program.lower.edges import Edge, edges
+from trainplan.program.lower.filled import filled
 from trainplan.program.lower.parts import Decided, decided_of
-from trainplan.program.lower.service import Service, arranged, service, with_ties
+from trainplan.program.lower.service import Service, service
 from trainplan.program.lower.units import Section, Unit, sections, units
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints
@@ -150,21 +151,7 @@ class Layout:
     @cached_property
     def buckets(self) -> list[list[Bucket]]:
         """For every stage its gradient buckets; none where there is one copy and nothing to exchange."""
-        samples = max(self.sizes[0])
-        if self.plan.zero:  # gradients are exchanged by units
-            return [[] for _ in self.stages]
-        limit = 1 if self.decides else self.plan.bucket  # then every gradient is for itself, or those that are fused
-        found, every = list[list[Bucket]](), self.profile.parameters
-        for stage, (own, bound) in enumerate(zip(self.parameters, self.plan.bounds, strict=True)):
-            fused = fused_here(self.plan.fused, every, own)
-            has = self.bucketed(stage)
-            found.append(stage_buckets(self.profile, own, *bound, limit, samples, fused) if has else [])
-        if self.plan.exchange not in SERVED:
-            return found
-        return [
-            arranged(self.plan, self.profile.parameters, own) if self.plan.servers > 1 else own
-            for own in with_ties(found, self.ties, self.plan.bounds)
-        ]
+        return filled(self)
 
     def bucketed(self, stage: int) -> bool:
         """Whether the gradients of a stage are in buckets: where they go to other ranks."""

@@ -21,14 +21,14 @@ What a worker and a server do in a step:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from trainplan.plan.keys import Piece, deal
 from trainplan.plan.plan import Plan
 from trainplan.plan.served import ASYNCHRONOUS, AT_ROOT, SERVED
 from trainplan.profile.profile import Parameter
-from trainplan.program.lower.buckets import Bucket, Tie
+from trainplan.program.lower.buckets import Bucket
 
 NUMBER_BYTES = 8  # of the number that a push to a server that takes whole pushes begins with
 
@@ -165,25 +165,6 @@ def service(
     if plan.exchange == AT_ROOT and buffer_bytes:
         loads.append(Load(len(loads), ((0, -1),), 0, buffer_bytes))
     return Service(plan, tuple(loads))
-
-
-def with_ties(
-    buckets: Sequence[Sequence[Bucket]], ties: Sequence[Tie], bounds: Sequence[tuple[int, int]]
-) -> list[list[Bucket]]:
-    """The buckets of every stage, with one more for the weights that it holds together with others."""
-    found = [list(own) for own in buckets]
-    for tie in ties:
-        for stage in tie.stages:
-            found[stage].append(Bucket(tie.names, tie.bytes, bounds[stage][0], 1.0, tie.element))
-    return found
-
-
-def arranged(plan: Plan, parameters: Sequence[Parameter], buckets: Sequence[Bucket]) -> list[Bucket]:
-    """The buckets with their parameters in the order of servers, those that are split last: so that what goes to one
-    server is in few segments."""
-    own = [(p.name, p.count) for p in parameters if p.trainable]
-    place = {p.name: p.server if p.whole else plan.servers for p in deal(own, plan.servers, plan.split)}
-    return [replace(bucket, names=tuple(sorted(bucket.names, key=place.__getitem__))) for bucket in buckets]
 
 
 def _join(segments: list[tuple[int, int]], first: int, last: int) -> None:
