@@ -96,19 +96,34 @@ class File:
     about: dict[str, Any]
     rounds: int  # that a row needs to be whole
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)  # by workload and request
+    failures: dict[tuple[str, str], str] = field(default_factory=dict)  # what failed, and why: it is not tried again
 
     def read(self) -> None:
         if self.path.exists():
-            rows = [files.from_json(Row, row) for row in files.read(self.path, "accuracy")["rows"]]
+            data = files.read(self.path, "accuracy")
+            rows = [files.from_json(Row, row) for row in data["rows"]]
             self.rows = {(row.workload, row.asked): row for row in rows}
+            self.failures = {(workload, asked): why for workload, asked, why in data.get("failures", [])}
 
     def lacks(self, workload: str, asked: str) -> bool:
         known = self.rows.get((workload, asked))
-        return known is None or len(known.rounds) < self.rounds
+        return (workload, asked) not in self.failures and (known is None or len(known.rounds) < self.rounds)
 
     def put(self, row: Row) -> None:
         self.rows[row.workload, row.asked] = row
-        files.write(self.path, "accuracy", {**self.about, "rows": files.to_json(list(self.rows.values()))})
+        self._write()
+
+    def fail(self, workload: str, asked: str, error: TrainplanError) -> None:
+        """A plan that fails has no row, and the others go on."""
+        self.failures[workload, asked] = why = str(error).strip().splitlines()[-1]
+        print(f"{workload[:24]:24} {asked[:44]:44} fails: {why}", flush=True)
+        self._write()
+
+    def _write(self) -> None:
+        data = {**self.about, "rows": files.to_json(list(self.rows.values()))}
+        if self.failures:
+            data["failures"] = [[*key, why] for key, why in self.failures.items()]
+        files.write(self.path, "accuracy", data)
 
 
 def compare_all(options: argparse.Namespace, link: SlowLink | None) -> None:
@@ -146,13 +161,17 @@ def compare_all(options: argparse.Namespace, link: SlowLink | None) -> None:
         if not lines or until.over():
             continue
         say(f"profile of {name}")
-        plans = compared(options, name, lines, cluster, device)
+        plans = compared(options, name, lines, cluster, device, file)
         for number in range(options.rounds):
             say(f"{name}, round {number + 1}")
-            for plan in plans:
+            for plan in (plan for plan in plans if (name, plan.asked) not in file.failures):
                 if until.over():
                     break
-                if ran(plan, options.steps):
+                try:
+                    plan.run(options.steps)
+                except RunError as error:
+                    file.fail(name, plan.asked, error)
+                else:
                     file.put(plan.row())
         for row in (plan.row() for plan in plans if plan.runs):
             print(
@@ -178,7 +197,9 @@ def lines_of(options: argparse.Namespace, workload: str) -> list[str]:
     return lines or options.plans or suite(options.ranks)
 
 
-def compared(options: argparse.Namespace, name: str, lines: list[str], cluster: Cluster, device: str) -> list[Compared]:
+def compared(
+    options: argparse.Namespace, name: str, lines: list[str], cluster: Cluster, device: str, file: File
+) -> list[Compared]:  # fmt: skip
     """The plans of a workload, predicted from a profile that is measured now."""
     batch = BATCHES[name]
     sizes = sorted({max(1, batch // k) for k in (1, 2, 4, 8, 16)})
@@ -190,23 +211,8 @@ def compared(options: argparse.Namespace, name: str, lines: list[str], cluster: 
         try:
             plans.append(Compared(name, line, profile, cluster, batch))
         except PlanError as error:
-            without(name, line, error)
+            file.fail(name, line, error)
     return plans
-
-
-def ran(plan: Compared, steps: int) -> bool:
-    """One round of a plan, if it can be run."""
-    try:
-        plan.run(steps)
-    except RunError as error:
-        without(plan.name, plan.asked, error)
-        return False
-    return True
-
-
-def without(workload: str, asked: str, error: TrainplanError) -> None:
-    """A plan that fails has no row, and the others go on."""
-    print(f"{workload[:24]:24} {asked[:44]:44} fails: {str(error).strip().splitlines()[-1]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ def accuracy(name: str) -> str:
             f"| {name} | `{plan}` | {row['predicted_s'] * 1e3:.1f} | {row['measured_s'] * 1e3:.1f} | "
             f"{row['error']:+.1%} | {row['raw_error']:+.1%} | {noise:.1%} |"
         )
+    for name, asked, why in data.get("failures", []):
+        lines.append(f"| {name.partition(':layers')[0]} | `{asked}` | fails: {why} | | | | |")
     errors = sorted(abs(row["error"]) for row in data["rows"])
     floor = sorted(row["noise_floor"] for row in data["rows"])
     middle, noise = errors[len(errors) // 2], floor[len(floor) // 2]

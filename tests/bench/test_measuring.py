@@ -1,12 +1,13 @@
 """What measures our engine and our predictions: torch's own means train as ours do, rows are whole, limits hold."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from benchmarks import campaign, exchanges
+from benchmarks import campaign, engine, exchanges
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +18,7 @@ from trainplan.bench.by_hand import BY_HAND, Training, by_hand
 from trainplan.bench.limit import UNFINISHED, Limit
 from trainplan.bench.pool import pool
 from trainplan.cluster.parse import cluster
+from trainplan.errors import RunError
 from trainplan.profile.measure import measure
 from trainplan.profile.profile import Profile
 from trainplan.workload.load import load
@@ -87,6 +89,33 @@ def test_rows_of_exchanges(asked: str, kinds: set[str], profile: Profile) -> Non
     # As long as a worker computes, at the least; of asynchronous ones a step is as many updates as there are workers.
     ahead = sum(row.by_kind[kind][1] for kind in ("F", "B"))
     assert 0.5 * ahead < row.measured_s < 5.0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "asked", ["dp=2 exchange=horovod", "dp=2 exchange=p3", "dp=2 zero=3", "dp=2 exchange=ps-asp servers=1"]
+)
+def test_rows_of_exchanges_on_a_gpu(asked: str) -> None:
+    """All processes on one device, messages through the host."""
+    here = replace(cluster("3xcpu"), backend="gloo-staged")
+    plan = Compared(TINY, asked, measure(load(TINY), device="cuda", samples=[2, 4], repeats=1, verify=False), here, 4)
+    plan.run(3)
+    row = plan.row()
+    assert row.measured_s > 0
+    assert {"F", "B", "STEP"} <= set(row.by_kind)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("system", engine.REPLICAS)
+def test_races_on_a_gpu(system: str) -> None:
+    """Ours runs; torch's own does, or fails in its own place."""
+    try:
+        row = engine.compared(system, 2, 2, "cuda")
+    except RunError as error:
+        if system not in ("zero-2", "zero-3") or not engine.refused_by_torch(error, "cuda"):
+            raise
+        pytest.skip(f"FSDP2 does not run here: {str(error).strip().splitlines()[-1]}")
+    assert row["ours_s"] > 0
 
 
 def test_exchanges_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

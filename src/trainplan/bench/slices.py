@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from trainplan.bench.pool import stop_pools
 @contextmanager
 def sliced(slices: int) -> Iterator[None]:
     """Give this process, and those that it starts, a share of the GPU's multiprocessors. Starting the service needs
-    root; it is stopped afterwards."""
+    root; it is stopped afterwards, also when somebody interrupts us."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background are started without it
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = folder
         os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // slices)
