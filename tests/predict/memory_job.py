@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -214,6 +214,29 @@ def _shared_out(trainer: Trainer) -> list[torch.Tensor]:
         found += held.shards.own if trainer.plan.zero == 3 else held.shards.flat
         found += held.shards.gradients
     return found
+
+
+def ahead(name: str, plan: Plan, batch: int) -> dict[str, int]:
+    """Bytes that are there more than before: once the first batch was loaded, the second, and after the first step."""
+    trainer = _trainer(name, plan)
+    data = trainer.workload.inputs(batch, 0)
+    for _ in range(WARM_UP):
+        trainer.step(data)
+
+    def here(copy) -> Future:  # what would be copied by a thread that is not watched
+        made = Future()
+        made.set_result(copy())
+        made.result().span.over = 0.0
+        return made
+
+    with mock.patch.object(trainer.inputs, "start", here), watch(CPU) as seen:
+        with seen.part("before"):
+            torch.zeros(1)
+        for what, act in (("first", trainer.preload), ("second", trainer.preload), ("stepped", None)):
+            with seen.part(what):
+                act(data) if act else trainer.step()
+    base = seen.levels.pop("before").start
+    return {what: level.end - base for what, level in seen.levels.items()}
 
 
 def growth(rank: int, world: int, name: str, plan: Plan, batch: int) -> int:

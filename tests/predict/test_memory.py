@@ -17,7 +17,7 @@ from trainplan.profile.measure import measure
 from trainplan.profile.profile import Profile
 from trainplan.program.lower import lower
 from trainplan.program.offload import absences, decide, levels
-from trainplan.program.ops import GATHERS, Value
+from trainplan.program.ops import GATHERS, Kind, Value
 from trainplan.program.program import Program
 
 # model → batch, micro-batch sizes of the profile, the first block of the second stage
@@ -100,6 +100,19 @@ def test_memory_of_real_steps(name: str, choices: str) -> None:
             if "REDUCE_GRAD" in op:
                 break  # the thread that ends a sum gives its memory back, and is not watched
             assert left[place - 1] == pytest.approx(after, abs=0.02 * most), f"after {op} on rank {rank}"
+
+
+def test_batches_that_come_ahead() -> None:
+    """The allocator has as many bytes of inputs as the program: two batches, and one when a step is over."""
+    chosen = planned("wide", {"preload": "on"})
+    program = lower(chosen, profiled("wide"), MODELS["wide"][0], steps=2)
+    size = int(program.bytes[program.kind == Kind.LOAD][0])
+    played = play(program, np.where(program.kind == Kind.LOAD, 0.1, 1.0))
+    there = int(played.program.bytes_at_start(0, Value.INPUT))
+    assert peaks(played)[0].breakdown["input"] == there + 2 * size
+    found = memory_job.ahead("wide", chosen, MODELS["wide"][0])
+    wanted = {"first": size, "second": 2 * size, "stepped": size}
+    assert found == {what: pytest.approx(bytes_, abs=0.01 * size) for what, bytes_ in wanted.items()}
 
 
 def watched(program: Program) -> Program:
