@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -76,30 +74,31 @@ def issue(family: str, lane: Lane) -> Issue:
         out: Tensor = chain(given)
         return out
 
-    def again() -> Any:
+    def clear() -> None:
         chain.zero_grad(set_to_none=True)
         given.grad = None
-        return forward()
 
-    out = again()
+    out = forward()
     gradient = torch.ones_like(out)
     with Recorder(gpu=True) as recorder:
         out = forward()
         ahead = len(recorder.ops)
         out.backward(gradient)
         back = len(recorder.ops) - ahead
+    if not ahead or not back:
+        raise RuntimeError(f"{ahead} operators were seen in a forward pass and {back} in its backward pass")
     taken: list[tuple[float, float]] = []
     for _ in range(TRIES):
-        again().backward(gradient)
+        clear()
         lane.wait()
         lane.hold(HELD_S)
         start = time.perf_counter()
-        out = again()
+        out = forward()
         turn = time.perf_counter()
         out.backward(gradient)
         taken.append((turn - start, time.perf_counter() - turn))
         lane.wait()
-    return Issue(median(a for a, _ in taken) / max(1, ahead), median(b for _, b in taken) / max(1, back))
+    return Issue(median(a for a, _ in taken) / ahead, median(b for _, b in taken) / back)
 
 
 def updates(lane: Lane) -> Updates:
@@ -114,7 +113,9 @@ def updates(lane: Lane) -> Updates:
         optimizer.step()
         with Recorder(gpu=True) as recorder:
             optimizer.step()
-        kinds = max(1, len([op for op in recorder.ops if "foreach" in op.name]))
+        kinds = len([op for op in recorder.ops if "foreach" in op.name])
+        if not kinds:
+            raise RuntimeError(f"of {len(recorder.ops)} operators of an optimizer's step none goes over all tensors")
         taken = []
         for _ in range(TRIES):
             lane.wait()
