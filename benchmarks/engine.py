@@ -43,6 +43,7 @@ from trainplan.plan.plan import Plan, plan
 from trainplan.plan.rules import CHUNKED
 from trainplan.profile.machine import describe
 from trainplan.units import MIB, parse_rate, parse_seconds
+from trainplan.workload.batch import to_device
 from trainplan.workload.workload import Batch, Loss, Workload
 
 MICRO, BATCH, LAYERS = 8, 32, 8
@@ -180,7 +181,7 @@ def race(rank: int, world: int, system: str, pairs: int, device: str) -> list[tu
     theirs = by_others(system, rank, world, device)
     backend = "gloo" if device == "cpu" else "gloo-staged"
     trainer = build(chosen(system, world, SIZES[device]), workload(SIZES[device]), backend=backend, device=device)
-    data = batch(SIZES[device], BATCH, 0)
+    data = to_device(batch(SIZES[device], BATCH, 0), torch.device(device))  # as theirs is
     found = []
     for number in range(pairs + 3):
         seconds = []

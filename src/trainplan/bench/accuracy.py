@@ -126,9 +126,11 @@ def run_plan(name: str, plan: Plan, batch: int, steps: int, device: str = "cpu",
 
 
 def steady(run: RunResult, plan: Plan) -> tuple[list[float], list[float]]:
-    """Seconds of the steps that count, and of the reference kernel beside each."""
+    """Seconds of the steps that count, and of the reference kernel beside each; where there are none, of two halves."""
     if plan.exchange in ASYNCHRONOUS:
-        return [by_push(list(pushes(run.timeline, plan).values()))], run.references[:1]
+        moments = list(pushes(run.timeline, plan).values())
+        halves = [own[: len(own) // 2 + 1] for own in moments], [own[len(own) // 2 :] for own in moments]
+        return [by_push(half) for half in halves], run.references[:2]
     # Where steps cross, the first that is recorded finds everything settled: it counts only if there is no other.
     first = int(plan.exchange in BY_PRIORITY and len(run.steady_seconds) > 1)
     return run.steady_seconds[first:], run.references[first:]
