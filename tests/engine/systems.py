@@ -153,7 +153,7 @@ def _offloaded() -> list[Case]:
     two, shared = {**own, "dp": 2, "micro": 2}, {**own, "dp": 2, "zero": 3}
     line = {**own, "pp": 2, "micro": 3}
     return [
-        Case("zero-r", "tied", {**shared, "away": ((3,),)}),
+        Case("zero-r", "tied", {**shared, "away": ((3,),), "preload": "on"}),
         Case("zero-r", "residual", {**shared, "micro": 2, "away": ((2, 1),), "recompute": "full"}),
         Case("zero-r", "tied", {**shared, "dp": 4, "away": ((2,),)}, optimizer="adamw", fields={"clip_norm": 0.05}),
         Case(

@@ -366,3 +366,22 @@ def test_states_are_shared_out_where_memory_asks_for_it_or_the_clock():
     # A step of the optimizer that takes long is shared out though there is room.
     slow = replace(heavy, blocks=tuple(replace(block, update_s=1.0) for block in heavy.blocks))
     assert replicas(slow).zero == 1
+
+
+@pytest.mark.system("zero-r", "P")
+def test_zero_r_is_the_last_resort() -> None:
+    """Where recomputation does not save enough, what blocks read goes to the host; and only there."""
+    profile = chain(12, saved=50 * MIB, boundary=100 * MIB, weights=MIB, device="TitanRTX")
+    there = cluster("TitanRTX")
+    plain = recommend(profile, there, 1)
+    assert all(row.prediction.plan.offload == "none" for row in plain.ranked)
+    least = min(solve(parse(f"recompute={word}"), profile, there, 1).peak_bytes for word in ("none", "full"))
+    found = recommend(profile, there, 1, memory=int(least / 0.94) - 50 * MIB)
+    assert found.ranked
+    for row in found.ranked:
+        assert row.prediction.plan.away
+        assert row.prediction.fits
+    assert "since nothing fits without" in found.ranked[0].why
+    smaller = recommend(profile, there, 1, memory=there.device(0).context_bytes + 64 * MIB)
+    assert not smaller.ranked
+    assert smaller.rejected[0].change

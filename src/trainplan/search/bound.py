@@ -91,6 +91,8 @@ class Bounds:
         # micro-batch less is, unless the next ones come only then.
         before = self.tables.states if sketch.dp * sketch.lines > 1 else self.tables.lasting
         still = held - 1 if held == sketch.micro else held
+        if sketch.offload != "none":
+            held = still = 0  # nobody knows before how much of it goes away
         if sketch.chunks > 1:
             still = 0  # the other stages of a rank have no gradients yet
         share = sketch.sharers if sketch.zero else 1  # at the best everything is shared out

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trainplan.plan.plan import Plan, usual_placement
 from trainplan.predict.predict import Prediction
-from trainplan.search.space import shared_out
+from trainplan.search.space import sent_away, shared_out
 from trainplan.solve.shape import micro_counts
 from trainplan.units import gib
 
@@ -19,7 +19,8 @@ def smallest_change(rejected: Prediction, world: int, attempt: Try) -> str:
     """What to type, and the peak that it leads to; or how much memory the plan needs where nothing helps.
 
     In this order: more micro-batches, recomputation, states shared out by replicas, an order of work that holds less,
-    more stages (with fewer replicas where devices are short), these together, and at last a smaller batch.
+    more stages (with fewer replicas where devices are short), these together, activations offloaded, and at last a
+    smaller batch.
     """
     for words, sketch in _changes(rejected.plan, world):
         found = _fewest(sketch, rejected.batch, attempt)
@@ -37,7 +38,7 @@ def smallest_change(rejected: Prediction, world: int, attempt: Try) -> str:
 
 
 def _changes(plan: Plan, world: int) -> Iterator[tuple[str, Plan]]:
-    uncut = replace(plan, stages=())
+    uncut = replace(plan, stages=(), away=())
     yield "", uncut
     if plan.recompute == "none":
         yield "recompute=full", replace(uncut, recompute="full")
@@ -54,6 +55,8 @@ def _changes(plan: Plan, world: int) -> Iterator[tuple[str, Plan]]:
         yield words, deeper
         if plan.recompute == "none":
             yield f"{words} recompute=full", replace(deeper, recompute="full")
+    for away in sent_away(uncut) if plan.offload == "none" else ():
+        yield f"offload=activations{f' zero={away.zero}' if away.zero else ''}", away
 
 
 def _reshaped(plan: Plan, dp: int, pp: int) -> Plan:

@@ -49,7 +49,8 @@ def reason(p: Prediction, profile: Profile, cluster: Cluster) -> str:
     ]
     said = sorted((item for item in said if item[0] > _WORTH_SAYING * p.step_s), reverse=True)
     compute = f"{percent(parts.compute / p.step_s)} compute" + (", forward twice" if p.plan.recompute == "full" else "")
-    return "; ".join([compute, *(words for _, words in said)])
+    away = f"{gib(p.host_bytes)} of activations on a host, since nothing fits without"
+    return "; ".join([compute, *(words for _, words in said), *([away] if p.plan.away else [])])
 
 
 def compared(p: Prediction, winner: Prediction, profile: Profile, cluster: Cluster) -> str:

@@ -7,8 +7,8 @@ plans were left, and what none of them can beat.
 (Very many micro-batches are tried only where fewer do not fit.) Of shapes that differ in hardly more than the number of
 their devices one is shown (`distinct.py`). The best are then refined (other cuts, other bucket
 sizes, other exchanges of gradients where communication is exposed) and ranked.
-Replicas that share out their states come in where memory asks for it, or where the clock says that it is faster; and
-how batches come to the devices is chosen last (`solve/preload.py`).
+Replicas that share out their states come in where memory asks for it, or where the clock says that it is faster; where
+nothing fits, what passes save is offloaded; and how batches come to the devices is chosen last (`solve/preload.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainplan.search.bound import Bounds
 from trainplan.search.changes import smallest_change
 from trainplan.search.distinct import HARDLY, groups, shown
 from trainplan.search.reasons import compared, one_device, reason
-from trainplan.search.space import Shape, for_memory, shape_of, shared_out, sketches
+from trainplan.search.space import Shape, for_memory, sent_away, shape_of, shared_out, sketches
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.preload import brought
@@ -39,6 +39,7 @@ TOP = 8  # plans that are shown
 REJECTED = 5  # of those that do not fit
 SHARED = 3  # plans for which it is tried to share out their optimizer's states though they fit
 MOST_SHARED = 24  # predictions of plans that do not fit otherwise
+MOST_OFFLOADED = 16  # of those that do not fit shared out either
 MOST_SIMULATED = 320  # plans, before it stops
 FAR = 0.05  # behind the winner: from there on a gain must be as large as what is beyond it
 
@@ -183,6 +184,7 @@ class _Search:
         while self._simulate(plans, order, progress):
             pass
         self._share_out()
+        self._offload()
         self.simulated = len(self.known)
 
     def _simulate(self, plans: list[Plan], order: list[tuple[bool, float, int]], progress: Progress) -> bool:
@@ -225,6 +227,20 @@ class _Search:
         for p in [gains[place][1] for _, place in likely[:SHARED]]:
             for shared in shared_out(replace(p.plan, stages=(), exchange="all-reduce", node=0), (1,)):
                 self.predict(shared)
+
+    def _offload(self) -> None:
+        """The last resort, where nothing fits: what passes save goes to the hosts, as far as need be."""
+        if self.best:
+            return
+        over = [*self.too_big.values(), *(replace(p.plan, stages=()) for p in self.worst.values())]
+        left = MOST_OFFLOADED
+        for sketch in sorted(over, key=self.bounds.likely):
+            for away in sent_away(sketch):
+                if self.bounds.bytes(away) > self.limit:
+                    continue
+                left -= 1
+                if left < 0 or self.predict(away).fits:
+                    break
 
     def predict(self, sketch: Plan, batch: int | None = None) -> Prediction:
         batch = batch or self.batch

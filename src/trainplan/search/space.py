@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from trainplan.cluster.cluster import Cluster
+from trainplan.errors import PlanError
 from trainplan.plan import rules
+from trainplan.plan.offload import check_offload
 from trainplan.plan.plan import WORDS, Plan, plan
 from trainplan.solve.shape import ENOUGH, micro_counts
 
@@ -83,6 +85,21 @@ def shared_out(sketch: Plan, stages: Iterable[int] = (1, 2, 3)) -> list[Plan]:
     """
     found = [replace(sketch, zero=zero) for zero in stages]
     return [each for each in found if rules.can_share(each)]
+
+
+def sent_away(sketch: Plan) -> list[Plan]:
+    """The same with what passes save offloaded as far as need be, alone and with all states shared out; none where it
+    cannot be.
+
+    >>> [p.zero for p in sent_away(plan(dp=2))], sent_away(plan(pp=2, micro=2, schedule="gems"))
+    ([0, 3], [])
+    """
+    away = replace(sketch, offload="activations", away=(), zero=0, exchange="all-reduce", node=0)
+    try:
+        check_offload(away, "")
+    except PlanError:
+        return []
+    return [away, *shared_out(away, (3,))]
 
 
 def for_memory(sketch: Plan) -> bool:
