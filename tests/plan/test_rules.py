@@ -18,6 +18,7 @@ PIPELINE = {"pp": 3, "micro": 4, "schedule": "gpipe", "blocks": 8}
 TABLE = {"pp": 2, "micro": 4, "schedule": "1f1b", "blocks": 8, "stages": (1, 2, 3)}
 LOOP = {"schedule": "interleaved", "chunks": 2}
 SLICES = {"pp": 2, "stages": (1,), "blocks": 2, "schedule": "terapipe", "slices": (4, 2)}
+AWAY = {"offload": "activations"}
 OPEN_STAGES, OPEN_PLACEMENT = "leaving stages open", "leaving the placement out"
 
 # The plan and where it is asked for; why not; and what would work.
@@ -78,6 +79,13 @@ ILLEGAL = [
         "which takes any table",
     ),
     ({"placement": (((0, 1),),)}, {}, "a stage runs on one rank, and one is placed on 2", OPEN_PLACEMENT),
+    ({"away": ((1,),)}, {}, "away says how much is offloaded, and nothing says what", "offload=activations"),
+    ({"offload": "weights"}, {}, "offload is one of none, activations, not weights", "offload="),
+    ({**AWAY, "away": ((1,), (1,))}, {}, "away has 2 stages, and the plan 1", "away=1, or leaving it open"),
+    ({**AWAY, "micro": 3, "away": ((1, 2),)}, {}, "2 numbers for a stage, and there are 3 micro-batches", "one number"),
+    ({**PIPELINE, **AWAY, "schedule": "zb-h1", "stages": (2, 4)}, {}, "and schedule=zb-h1 has others", "schedule=1f1b"),
+    ({**AWAY, "dp": 2, "exchange": "dataparallel"}, {}, "cuts backward passes where gradients are sent", "zero=3"),
+    ({**AWAY, "tp": 2}, {}, "the ranks of tp=2 share a stage between them", "tp=1"),
     ({"placement": (((),),)}, {}, "a stage runs on one rank, and one is placed on 0", OPEN_PLACEMENT),
     ({"dp": 4}, {"world": 3}, "it needs 4 × 1 = 4 devices, and there are 3", "dp=3 pp=1"),
     ({**PIPELINE, "dp": 2, "stages": (2, 4)}, {"world": 5}, "2 × 3 = 6 devices, and there are 5", "dp=2 pp=2"),

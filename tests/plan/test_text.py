@@ -11,6 +11,7 @@ from tests.program.strategies import cases, examples
 from trainplan import files
 from trainplan.errors import InputError, PlanError
 from trainplan.plan import plan as plans
+from trainplan.plan.offload import shortest
 from trainplan.plan.placement import placement
 from trainplan.plan.plan import WORDS, Plan, Request, open_fields, plan
 from trainplan.plan.rules import check
@@ -42,6 +43,26 @@ def test_requests_are_read_back(request: Request) -> None:
     assert parse(line) == request
     assert text(parse(line)) == line
     assert files.from_json(Request, json.loads(json.dumps(files.to_json(request)))) == request
+
+
+@examples(100)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5).map(tuple), min_size=1, max_size=4).map(tuple))
+def test_what_goes_away_is_read_back(away) -> None:
+    made = plan(offload="activations", away=away)
+    assert made.away == shortest(away)
+    assert parse(text(made)).away == (made.away or None)
+
+
+@pytest.mark.parametrize("word", ["away=", "away=a", "away=3x", "away=2,,1", "away=1:"])
+def test_what_goes_away_is_numbers(word: str) -> None:
+    with pytest.raises(PlanError, match="the sections that go") as caught:
+        parse(f"offload=activations {word}")
+    parse(f"offload=activations {str(caught.value).split('Try ')[-1].split(',')[0]}")
+
+
+def test_zero_r_partitioned_is_refused_with_the_reason() -> None:
+    with pytest.raises(PlanError, match="only among ranks that have the same ones"):
+        parse("zero3 dp=2 offload=partitioned")
 
 
 @examples(100)

@@ -58,7 +58,6 @@ ENOUGH = ("single", "accumulate", "gpipe", "1f1b, recompute", "zb-h1")
 LOADS = ("load", "load, 1f1b")  # where nearly all bytes are inputs
 CHOSEN = {"mlp": tuple(name for name in PLANS if name not in LOADS), "wide": LOADS}
 CASES = [(model, choices) for model in MODELS for choices in CHOSEN.get(model, ENOUGH)]
-CASES.append(("resnet18:cifar10", "offload"))
 
 
 @cache

@@ -1,12 +1,17 @@
 """Parcels: what they hold, where their copies stand, and which of them go."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from synthetic import chain
+from tests.program.strategies import examples
 from trainplan.errors import PlanError
+from trainplan.plan.offload import shortest
 from trainplan.plan.plan import plan
 from trainplan.profile.footprint import footprints
 from trainplan.profile.parcels import parcels
@@ -139,3 +144,44 @@ def test_the_policy_never_lets_go_of_more_than_one_parcel_too_many() -> None:
         assert not chosen or left + there[chosen[-1]][0] > 60
         stays = [there[n][1] for n in range(len(there)) if n not in chosen]
         assert all(there[n][1] >= max(stays, default=0) for n in chosen)
+
+
+@st.composite
+def layouts(draw):
+    """Any plan that can offload, on a model with skips and tied weights; and everything away that can be."""
+    pp, dp, micro = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 4))
+    blocks = draw(st.integers(max(pp, 3), 8))
+    cuts = draw(st.lists(st.integers(1, blocks - 1), min_size=pp - 1, max_size=pp - 1, unique=True).map(sorted))
+    choices = {
+        "dp": dp, "pp": pp, "micro": micro, "blocks": blocks, "stages": tuple(cuts),
+        "bucket": draw(st.integers(1, 5000)),
+        "schedule": draw(st.sampled_from(("gpipe", "1f1b", "naive") if pp > 1 else ("naive",))),
+        "recompute": draw(st.sampled_from(("none", "full", "except-last"))),
+        "zero": draw(st.integers(0, 3)) if dp > 1 else 0,
+        "overlap": draw(st.sampled_from(("on", "off"))),
+    }  # fmt: skip
+    skip = (0, draw(st.integers(2, blocks - 1)))
+    profile = chain(blocks, saved=50_000, skips=(skip,), tied=((0, blocks - 1),), clip_norm=1.0)
+    saving = tuple(replace(c, saved_by=(c.producer, *c.consumers)) for c in profile.crossings)
+    profile = replace(profile, crossings=saving)
+    sketch = offloading(((1,),) * pp, **choices)
+    most = most_away(Layout(sketch, profile, 8, backend("gloo"), (0,)))
+    away = tuple(tuple(draw(st.integers(0, number)) for number in row) for row in most)
+    return choices, profile, most, away
+
+
+@examples(40)
+@given(layouts())
+def test_any_plan_that_offloads_is_legal_and_no_larger(case) -> None:
+    """Some of what can go, and all of it: legal programs, and ever less on the device, by what is on the host."""
+    choices, profile, most, away = case
+    found = []
+    for own in (shortest(away), shortest(most)):
+        chosen = offloading(own, **choices) if own else plan(**choices)
+        program = check(lower(chosen, profile, 8, steps=2))
+        gone = int((program.kind == Kind.OFFLOAD).sum())
+        expected = 2 * choices["dp"] * sum(sum(r) * (choices["micro"] if len(r) == 1 else 1) for r in own)
+        assert gone == (program.kind == Kind.FETCH).sum() == expected
+        found.append([levels(program, rank).max() for rank in range(program.world)])
+    if away and any(map(any, away)):
+        assert all(less <= more for less, more in zip(found[1], found[0], strict=True))

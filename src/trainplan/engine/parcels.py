@@ -173,8 +173,8 @@ class _Work:
 class _Copy:
     """A copy that goes on; whoever has waited for it goes on to what follows from it."""
 
-    def __init__(self, done: Future[float] | torch.cuda.Event, then: Callable[[], None]) -> None:
-        self._done, self._then, self._over = done, then, False
+    def __init__(self, done: Future[float] | torch.cuda.Event, device: torch.device, then: Callable[[], None]) -> None:
+        self._done, self._device, self._then, self._over = done, device, then, False
 
     def wait(self) -> None:
         if self._over:
@@ -183,7 +183,7 @@ class _Copy:
         if isinstance(self._done, Future):
             self._done.result()
         else:
-            torch.cuda.current_stream().wait_event(self._done)
+            torch.cuda.current_stream(self._device).wait_event(self._done)
         self._then()
 
 
@@ -191,6 +191,7 @@ class Way:
     """One direction between a device and its host: one copy after the other, beside everything else."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._thread = Arrivals(1) if self._stream is None else None
 
@@ -209,15 +210,15 @@ class Way:
 
         if self._stream is None:
             assert self._thread is not None
-            return _Copy(self._thread.watch(_Work(copy)), lambda: then(None))
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            return _Copy(self._thread.watch(_Work(copy)), self._device, lambda: then(None))
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         if after is not None:
             self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
             copy()
             done = torch.cuda.Event()
             done.record(self._stream)
-        return _Copy(done, lambda: then(done))
+        return _Copy(done, self._device, lambda: then(done))
 
 
 class Host:
