@@ -37,6 +37,7 @@ from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.profile import Profile
 from trainplan.profile.reference import Reference
+from trainplan.profile.structure import structure
 from trainplan.program.ops import Kind
 from trainplan.program.staleness import step_seconds as by_push
 from trainplan.program.text import parse as parse_name
@@ -83,21 +84,23 @@ class Row:
 
 
 @cache
-def _captured(name: str) -> tuple[Workload, Skeleton, Captured]:
+def _captured(name: str) -> tuple[Workload, Skeleton, Captured, Profile]:
     workload = load(name)
     skeleton = Skeleton(workload.build)
     skeleton.model.train()
-    return workload, skeleton, capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
+    captured = capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
+    return workload, skeleton, captured, structure(captured, workload, workload.inputs(2, 0))
 
 
 def _train(
     rank: int, world: int, name: str, plan: Plan, batch: int, steps: int, device: str, backend: str
 ) -> Measurement:
     """On every rank: the steps of a plan, each preceded by the reference kernel on rank 0."""
-    workload, skeleton, captured = _captured(name)
+    workload, skeleton, captured, shape = _captured(name)
     trainer = Trainer(
-        plan, workload, captured, lambda names: skeleton.materialise(names, 0, device), backend=backend, device=device
-    )
+        plan, workload, captured, lambda names: skeleton.materialise(names, 0, device), shape=shape, backend=backend,
+        device=device,
+    )  # fmt: skip
     data = workload.inputs(batch, 0)
     measured = measure(trainer, [(data, None)] * (WARM_UP + steps), warm_up=WARM_UP, reference=Reference(device))
     if world > 1:
