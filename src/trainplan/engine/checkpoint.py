@@ -15,7 +15,7 @@ import os
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,13 +39,15 @@ from trainplan.engine.checkpoint_folder import (
     read_about,
     saved_tensors,
 )
+from trainplan.engine.checkpoint_servers import portions_of_server, refuse_asynchronous, served_state
+from trainplan.engine.checkpoint_state import Portion, by_name, entries, state_wanted
 from trainplan.errors import InputError, RunError
 from trainplan.plan import text as plan_text
-from trainplan.plan.plan import Plan
 from trainplan.workload.optimizer import Groups
 
 if TYPE_CHECKING:
     from trainplan.engine.held import Held
+    from trainplan.engine.serving import Shard
     from trainplan.engine.trainer import Trainer
 
 # -- saving -----------------------------------------------------------------------------------------------------------
@@ -53,25 +55,31 @@ if TYPE_CHECKING:
 
 def save(trainer: Trainer, path: str | Path) -> None:
     """Write a checkpoint; all ranks call this. The folder appears whole or not at all."""
-    refuse_servers(trainer.plan)
+    refuse_asynchronous(trainer.plan)
     trainer.settle()
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
     instead = "a folder that every rank can write to"
-    if trainer.rank == 0:
-        training = _training(trainer)
-        try:
+    writes_settings = trainer.rank == trainer.plan.workers if trainer.plan.servers else trainer.rank == 0
+    training = _training(trainer) if writes_settings else b""
+    try:
+        if trainer.rank == 0:
             put_back(path)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
+        if trainer.plan.servers:
+            _barrier()  # the folder is there
+        if writes_settings:
             (partial / TRAINING).write_bytes(training)
-        except OSError as error:
-            raise RunError(f"saving {path}", str(error.strerror), instead) from None
+    except OSError as error:
+        raise RunError(f"saving {path}", str(error.strerror), instead) from None
     _barrier()
     # Copies of a stage are the same, apart from running statistics, which are those of the first.
     tensors = _tensors([held for held in trainer.part.held.values() if held.is_first_copy])
     for held in trainer.part.held.values():
         tensors |= _shared_out(trainer, held)
+    for name, state in served_state(trainer).items():
+        tensors |= entries(name, state)
     try:
         with _quiet():
             dcp.save(tensors, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
@@ -86,13 +94,6 @@ def save(trainer: Trainer, path: str | Path) -> None:
         os.replace(partial, path)
         shutil.rmtree(old, ignore_errors=True)
     _barrier()
-
-
-def refuse_servers(plan: Plan) -> None:
-    """Refused where the optimizer's state is in pieces on servers, which keep none of it."""
-    if plan.servers:
-        why = f"the optimizer's state is in pieces on {plan.servers} server(s), and these are not saved"
-        raise RunError(f"a checkpoint under {plan_text.brief(plan)!r}", why, "exchange=dataparallel or all-reduce")
 
 
 def _about(trainer: Trainer, sizes: dict[str, int]) -> About:
@@ -140,7 +141,9 @@ def _without_functions(value: Any) -> Any:
 
 
 def _optimizer(trainer: Trainer) -> tuple[torch.optim.Optimizer, Any]:
-    """Those of a stage of this rank: groups and scheduler are the same in all of them."""
+    """Those of a stage of this rank, or of a server: groups and scheduler are the same in all of them."""
+    if trainer.part.shard is not None:
+        return trainer.part.shard.optimizer, trainer.part.shard.scheduler
     held = next(iter(trainer.part.held.values()))
     return held.optimizer, held.scheduler
 
@@ -157,12 +160,8 @@ def _tensors(copies: list[Held]) -> dict[str, Any]:
     for held in copies:
         found |= _model(held)
         for name, parameter in _whole_here(held).items():
-            found |= _entries(name, held.optimizer.state.get(parameter, {}))
+            found |= entries(name, held.optimizer.state.get(parameter, {}))
     return found
-
-
-def _entries(name: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"optimizer.{name}:{key}": value for key, value in state.items() if value is not None}
 
 
 def _whole_here(held: Held) -> dict[str, nn.Parameter]:
@@ -183,8 +182,8 @@ def _shared_out(trainer: Trainer, held: Held) -> dict[str, Any]:
         state = shards.whole_state(unit, held.optimizer.state)
         if unit % trainer.plan.sharers == shards.place:
             found |= {f"model.{name}": tensor for name, tensor in weights.items()}
-            for name, entries in state.items():
-                found |= _entries(name, entries)
+            for name, own in state.items():
+                found |= entries(name, own)
     return found
 
 
@@ -194,7 +193,7 @@ def _shared_out(trainer: Trainer, held: Held) -> dict[str, Any]:
 def load(trainer: Trainer, path: str | Path) -> None:
     """Take everything from a checkpoint, whatever plan it was saved under; all ranks call this. (Weights, buffers, the
     optimizer's state and settings, the scheduler, the step, the seed, the place in the data.)"""
-    refuse_servers(trainer.plan)
+    refuse_asynchronous(trainer.plan)
     trainer.settle()
     path = Path(path)
     if trainer.rank == 0:
@@ -205,24 +204,41 @@ def load(trainer: Trainer, path: str | Path) -> None:
     saved = saved_tensors(path)
     _check_model(trainer, path, about, saved)
     training = _check_training(trainer, path, about)
-    # Stage by stage, and unit by unit of what is shared out: all ranks load together, and one that has fewer to load
-    # than another loads nothing then.
-    loads = [(held, unit) for held in trainer.part.held.values() for unit in (-1, *range(_units(held)))]
-    for held, unit in [*loads, *[(None, -1)] * (_most_loads(trainer) - len(loads))]:
-        wanted: dict[str, Any] = {}
-        if held is not None:
-            own, model = (_whole_here(held), _model(held)) if unit < 0 else _unit_wanted(held, unit)
-            wanted = {**model, **_state_wanted(held, own, saved)}
+    # Stage by stage, and unit by unit of what is shared out, or load by load of a server: all ranks load together, and
+    # one that has fewer to load than another loads nothing then.
+    portions = _portions(trainer, saved)
+    for number in range(_most_loads(trainer)):
+        wanted, take = portions[number] if number < len(portions) else (dict, _nothing)
+        places = wanted()
         try:
             with _quiet():
-                dcp.load(wanted, checkpoint_id=str(path), no_dist=not dist.is_initialized())
+                dcp.load(places, checkpoint_id=str(path), no_dist=not dist.is_initialized())
         except CheckpointException as error:
             raise broken(path, _reason(error)) from None
-        if held is not None:
-            _take_state(held, wanted, unit)
-    for held in trainer.part.held.values():
-        _take_settings(held, training)
+        take(places)
+    for own in (trainer.part.shard, *trainer.part.held.values()):
+        if own is not None:
+            _take_settings(own, training)
     trainer.continue_from(about.step, about.seed, about.place)
+
+
+def _portions(trainer: Trainer, saved: dict[str, Any]) -> list[Portion]:
+    """What this rank loads, one after the other: places for it, and what becomes of it once it is there."""
+    part, found = trainer.part, list[Portion]()
+    for held in part.held.values():
+        steps = part.layout.steps_at(trainer.rank)  # else the optimizer's state is with the servers
+        for unit in (-1, *range(_units(held))):
+
+            def wanted(held: Held = held, unit: int = unit, steps: bool = steps) -> dict[str, Any]:
+                own, model = (_whole_here(held), _model(held)) if unit < 0 else _unit_wanted(held, unit)
+                return {**model, **(state_wanted(held.optimizer, own, saved) if steps else {})}
+
+            found.append((wanted, lambda places, held=held, unit=unit: _take_state(held, places, unit)))  # type: ignore[misc]
+    return found + portions_of_server(trainer, saved)
+
+
+def _nothing(places: dict[str, Any]) -> None:
+    """What becomes of nothing."""
 
 
 def _units(held: Held) -> int:
@@ -236,7 +252,9 @@ def _most_loads(trainer: Trainer) -> int:
     for stage in range(plan.depth):
         for rank in plan.replicas_of(stage):
             count[rank] += 1 + len(units[stage])
-    return max(count.values())
+    service = trainer.part.layout.service
+    servers = [len(loads) for loads in service.by_server] if service is not None and plan.servers else []
+    return max([*count.values(), *servers])
 
 
 def _unit_wanted(held: Held, unit: int) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
@@ -295,27 +313,7 @@ def _check_groups(here: Groups, there: list[tuple[str, ...]], path: Path) -> Non
         raise InputError(f"checkpoint {path}", why, "an optimizer with the same groups")
 
 
-def _state_wanted(held: Held, parameters: Mapping[str, nn.Parameter], saved: dict[str, Any]) -> dict[str, Any]:
-    """Places for the optimizer's state of some of the parameters that are here."""
-    wanted = dict[str, Any]()
-    groups = held.optimizer.param_groups
-    on_device = {p for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
-    for key, item in saved.items():
-        name, _, entry = key.removeprefix("optimizer.").rpartition(":")
-        if not key.startswith("optimizer.") or name not in parameters:
-            continue
-        if not isinstance(item, TensorStorageMetadata):
-            wanted[key] = None
-            continue
-        # The number of the step stays on the host, unless the optimizer's kernel reads it, as torch has it.
-        parameter = parameters[name]
-        on_host = entry == "step" and parameter not in on_device
-        device = torch.device("cpu") if on_host else parameter.device
-        wanted[key] = torch.empty(item.size, dtype=item.properties.dtype, device=device)
-    return wanted
-
-
-def _take_settings(held: Held, training: dict[str, Any]) -> None:
+def _take_settings(held: Held | Shard, training: dict[str, Any]) -> None:
     for group, stored in zip(held.optimizer.param_groups, training["groups"], strict=True):
         group.update({key: _like(value, group.get(key)) for key, value in stored["settings"].items()})
     if held.scheduler is not None:
@@ -325,11 +323,7 @@ def _take_settings(held: Held, training: dict[str, Any]) -> None:
 def _take_state(held: Held, loaded: dict[str, Any], unit: int = -1) -> None:
     """What was loaded of the optimizer, and of a unit its weights: as it is, or this rank's part of it."""
     shards, state = held.shards, held.optimizer.state
-    found: dict[str, dict[str, Any]] = {}
-    for key, value in loaded.items():
-        if key.startswith("optimizer."):
-            name, _, entry = key.removeprefix("optimizer.").rpartition(":")
-            found.setdefault(name, {})[entry] = value
+    found = by_name(loaded)
     if unit >= 0:
         assert shards is not None
         for name in shards.units[unit].parts(shards.place):

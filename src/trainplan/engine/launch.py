@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import files
-from trainplan.engine.checkpoint import refuse_servers
+from trainplan.engine.checkpoint_servers import refuse_asynchronous
 from trainplan.engine.endpoint import check
 from trainplan.engine.faults import failure
 from trainplan.engine.independent import refuse, run_each
@@ -60,8 +60,8 @@ def start(
     """
     _meeting(plan.world, nnodes, endpoint, max_restarts)
     check_request(out, **fields)
-    if plan.servers and (fields.get("save_every") or fields.get("resume")):
-        refuse_servers(plan)
+    if fields.get("save_every") or fields.get("resume"):
+        refuse_asynchronous(plan)
     check_data(workload_text, batch, **fields)
     folder = Path(out) if out else Path(tempfile.mkdtemp(prefix="trainplan-run-"))
     folder.mkdir(parents=True, exist_ok=True)
