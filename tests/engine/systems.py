@@ -358,7 +358,6 @@ def _decided() -> list[Case]:
     return [
         *cases,
         Case("horovod", "tied", {**stages, "schedule": "1f1b", "stages": (4,)}, fields={"clip_norm": 0.05}),
-        Case("horovod", "tied", {**four, "schedule": "interleaved"}),
         Case("horovod", "tied", {**four, "schedule": "zb-v"}),
         Case("horovod", "residual", {**stages, "schedule": "gpipe", "stages": (2,), "recompute": "except-last"}),
         Case("horovod", "tied", {**stages, "dp": 1, "schedule": "1f1b", "stages": (5,), "spread": (2, 1)}),

@@ -12,6 +12,7 @@ from tests.engine.systems import BLOCKS
 from tests.engine.test_equality import CLOSE, Case, alone
 from trainplan.bench.pool import pool
 from trainplan.engine import checkpoint
+from trainplan.engine.checkpoint_servers import refuse_asynchronous
 from trainplan.engine.trainer import Trainer
 from trainplan.errors import InputError, RunError
 from trainplan.plan.keys import part_of
@@ -32,11 +33,8 @@ SHARED_OUT = {
     "in groups": {"dp": 4, "shard": 2, "zero": 3, "bucket": 10_000},
 }
 # What is on servers is saved as if it were whole: parameters of eight elements or more are in pieces there.
-SERVED = {
-    "servers": {**CHOICES["pipeline"], "stages": (4,), "bucket": 300, "exchange": "ps-bsp", "servers": 2, "split": 8},
-    "server": {"dp": 2, "bucket": 300, "exchange": "ps-bsp", "servers": 1},
-}
-CHOICES |= SHARED_OUT | SERVED
+SERVED = {**CHOICES["pipeline"], "stages": (4,), "bucket": 300, "exchange": "ps-bsp", "servers": 2, "split": 8}
+CHOICES |= SHARED_OUT | {"servers": SERVED}
 GROUPED = ("grouped_adamw", "onecycle")
 
 
@@ -120,7 +118,6 @@ def test_resumed_under_another_plan(before: str, after: str, training: tuple[str
         ("in groups", "single"),
         ("servers", "single"),
         ("zero1 on two", "servers"),
-        ("servers", "server"),
     ],
 )
 def test_what_was_shared_out_is_resumed_by_others(before: str, after: str, tmp_path: Path) -> None:
@@ -275,6 +272,11 @@ def test_a_kill_while_saving_leaves_the_old_one(saved: Path, killed: str, monkey
     again.load(saved)
     assert again.steps_done == 2
     assert sorted(path.name for path in saved.parent.iterdir()) == ["checkpoint-1"]
+
+
+def test_asynchronous_workers_have_no_moment_that_could_be_saved() -> None:
+    with pytest.raises(RunError, match=r"workers are at different steps.*exchange=ps-bsp"):
+        refuse_asynchronous(plan(dp=2, exchange="ssp", bound=(1,), servers=1))
 
 
 def test_saving_where_nobody_can_write_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
