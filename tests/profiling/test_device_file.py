@@ -16,7 +16,7 @@ from trainplan.profile.device.measure import measure
 from trainplan.profile.device.model import SCALED_ERROR, Model
 from trainplan.profile.estimate import estimate
 from trainplan.profile.op import Op
-from trainplan.profile.roofline import issue_seconds, run_seconds, speed_of
+from trainplan.profile.roofline import issue_seconds, run_seconds, speed_of, update_seconds
 
 from . import models
 from .device_files import CEILING, FLOOR, MEMORY, PAPER, paper, true_seconds
@@ -167,6 +167,19 @@ def test_estimates_use_a_file_where_there_is_one(model):
     # Convolutions of 32-bit numbers run in tf32 unless torch is told otherwise.
     conv = Op("convolution", 1.0, 0, 0, (8, 64, 64, 784, 9, 1, 1), precision="fp32")
     assert run_seconds(conv, speed) == model.seconds(place("convolution", "forward", "tf32", conv.shape))
+
+
+def test_an_update_takes_its_bytes_however_it_is_listed(model):
+    speed = speed_of(PAPER, "fp32", model)
+    big, tensors, kinds = 2**26, 8, 3
+    apart = [Op("add_", 0.0, 2 * big, big, precision="fp32")] * (tensors * kinds)
+    at_once = [Op("_foreach_add_", 0.0, 2 * big * tensors, big * tensors, precision="fp32")] * kinds
+    moved = 3 * big * tensors * kinds
+    for ops in (apart, at_once):
+        run, issue_s = update_seconds(ops, tensors, speed)
+        assert moved / MEMORY <= run <= 1.2 * moved / MEMORY
+        assert issue_s == pytest.approx(tensors * kinds * 1e-6)
+    assert update_seconds([], 0, speed) == (0.0, 0.0)
 
 
 def test_a_file_is_found_by_name_or_by_likeness(file, monkeypatch, tmp_path):
