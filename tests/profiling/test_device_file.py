@@ -10,12 +10,13 @@ from trainplan import files
 from trainplan.cluster.catalogue import device
 from trainplan.errors import InputError, RunError
 from trainplan.profile.device import issue, kernels, known
-from trainplan.profile.device.families import VARIANTS, place, places
+from trainplan.profile.device.families import DIMENSIONS, VARIANTS, place, places
 from trainplan.profile.device.file import Curve, DeviceFile, point, read
 from trainplan.profile.device.measure import measure
 from trainplan.profile.device.model import SCALED_ERROR, Model
 from trainplan.profile.estimate import estimate
 from trainplan.profile.op import Op
+from trainplan.profile.operators import Recorder
 from trainplan.profile.roofline import issue_seconds, run_seconds, speed_of, update_seconds
 
 from . import models
@@ -151,6 +152,25 @@ def test_every_operator_of_a_network_has_a_place():
     assert places(Op("native_batch_norm_backward", 0.0, 8, 8, precision="bf16"), "tf32")[0].variant == (
         "batch_norm_backward"
     )
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_what_is_measured_at_a_place_is_what_is_looked_up_there(family):
+    """The operator that is called for a place has that place, and its bytes."""
+    shapes = {"product": (1, 64, 96, 128), "convolution": (2, 8, 16, 64, 9, 1, 1), "attention": (16, 64, 64, 32)}
+    for variant in VARIANTS[family]:
+        if variant in ("in", "out"):
+            continue  # they need a GPU
+        shape = shapes.get(family, (2**20, 1024)[: DIMENSIONS[family]])
+        shape = (1, 65, 97, 129) if variant.endswith("odd") else (2**20, 4) if family == "optimizer" else shape
+        at = place(family, variant, "bf16" if variant.endswith("odd") else "fp32", shape)
+        call = kernels.work(at, torch.device("cpu"), 0)
+        with Recorder(gpu=False) as recorder:
+            call()
+        found = max((p for op in recorder.ops for p in places(op, "fp32")), key=lambda p: p.bytes)
+        unseen = {"input": "weight", "transposed": "contiguous", "cast": "contiguous"}  # by name they are these
+        assert (found.family, found.variant) == (family, unseen.get(variant, variant))
+        assert found.bytes == pytest.approx(at.bytes, rel=0.15 if variant == "fused" else 0.05)
 
 
 # -- estimates --------------------------------------------------------------------------------------------------------

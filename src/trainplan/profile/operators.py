@@ -61,7 +61,8 @@ class Recorder(TorchDispatchMode):
             self._masks.update({key: StorageWeakRef(t.untyped_storage()) for key, (t, _) in written.items()})
         if self.gpu and written and written.keys() <= self._masks.keys():
             return out  # part of the kernel that applies the mask
-        self.ops.append(_described(function, args, kwargs, out, _bytes(read), _bytes(written)))
+        changed = written or _storages(_written_into(function, args, kwargs))  # some change lists, and return nothing
+        self.ops.append(_described(function, args, kwargs, out, _bytes(read), _bytes(changed)))
         return out
 
     def bytes_of(self, tensor: Tensor) -> int:
@@ -128,6 +129,12 @@ def _storages(tree: Any) -> dict[int, tuple[Tensor, int]]:
             before = found[storage._cdata][1] if storage._cdata in found else 0
             found[storage._cdata] = (leaf, min(before + leaf.nbytes, storage.nbytes()))
     return found
+
+
+def _written_into(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operator changes."""
+    named = [(a, args[i] if i < len(args) else kwargs.get(a.name)) for i, a in enumerate(function._schema.arguments)]
+    return [value for a, value in named if a.alias_info is not None and a.alias_info.is_write]
 
 
 def _bytes(storages: dict[int, tuple[Tensor, int]]) -> int:

@@ -156,7 +156,10 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
     family, variant = _by_name(op.name)
     # A table is read row by row, whatever its size.
     rows_only = family == "gather" and not variant.endswith("backward")
-    moved = max(1, 2 * op.written if rows_only else op.read + op.written)
+    moved = 2 * op.written if rows_only else op.read + op.written
+    if op.name == "copy_":
+        moved = op.read  # what is copied, and what is written over, which nobody reads
+    moved = max(1, moved)
     last = op.shape[-1] if len(op.shape) == 2 else 1024  # a usual width, where the operator does not say
     return (place(family, variant, kind, (moved, last) if DIMENSIONS[family] == 2 else (moved,)),)
 

@@ -152,8 +152,8 @@ def _normalisation(at: Place, make: _Maker) -> Work:
         x = make.leaf(rows, width)
         call: Callable[[], Tensor] = lambda: F.layer_norm(x, (width,), scale, shift)  # noqa: E731
     else:
-        places = min(rows, 196)
-        x = make.leaf(max(1, rows // places), width, places, 1)
+        samples = max(1, round(rows / 196))
+        x = make.leaf(samples, width, rows // samples, 1)
         call = lambda: F.batch_norm(x, None, None, scale, shift, training=True)  # noqa: E731
     return _backward(call(), [x, scale, shift]) if at.variant.endswith("backward") else call
 
