@@ -23,7 +23,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import mean, median
 
@@ -39,6 +39,7 @@ from trainplan.profile.estimate import priced, traced
 from trainplan.profile.profile import Profile
 from trainplan.profile.repeated import TRACED, expanded
 from trainplan.profile.roofline import speed_of
+from trainplan.profile.traced import Traced
 from trainplan.workload.load import load
 
 VTRAIN, MPT = "vtrain_single_node_subset.csv", "llm_foundry_mpt_subset.csv"
@@ -89,19 +90,22 @@ def _with(name: str, constants: tuple[tuple[str, float], ...]) -> Cluster:
     return replace(place, nodes=nodes)
 
 
+@cache
+def layer(width: int, heads: int, tokens: int, words: int, attention: str) -> Traced:
+    """A GPT of few layers, traced."""
+    name = f"gpt:layers={TRACED},hidden={width},heads={heads},seq={tokens},vocab={words},attention={attention}"
+    workload = load(f"{name},dropout={0.1 if attention == 'eager' else 0.0}")
+    fused = replace(workload, optimizer=lambda parameters: AdamW(parameters, fused=True))
+    return traced(fused, (1, 2, 4, 8), gpu=True)
+
+
 def gpts(shapes: Sequence[tuple[int, int, int, int, int, str]], device: str) -> dict[tuple[int, ...], Profile]:
     """Profiles of GPTs by (layers, width, heads, tokens, words), each kind of layer traced once."""
-    made, known = {}, {}
+    made = {}
     place = cluster(f"1x{device}").device(0)
     speed = speed_of(place, "fp32")
     for layers, width, heads, tokens, words, attention in shapes:
-        kind = (width, heads, tokens, words, attention)
-        if kind not in known:
-            name = f"gpt:layers={TRACED},hidden={width},heads={heads},seq={tokens},vocab={words},attention={attention}"
-            workload = load(f"{name},dropout={0.1 if attention == 'eager' else 0.0}")
-            fused = replace(workload, optimizer=lambda parameters: AdamW(parameters, fused=True))
-            known[kind] = traced(fused, (1, 2, 4, 8), gpu=True)
-        many = expanded(known[kind], "h", layers)
+        many = expanded(layer(width, heads, tokens, words, attention), "h", layers)
         made[layers, width, heads, tokens, words] = priced(many, place, speed, (1, 2, 4, 8, 16, 32, 64))
     return made
 

@@ -342,6 +342,11 @@ class Profile:
         return {}
 
     @cached_property
+    def known_stages(self) -> dict[Any, Any]:
+        """By cuts, what lowering has worked out of its parameters: many plans share them."""
+        return {}
+
+    @cached_property
     def known_footprints(self) -> dict[Amount, Any]:
         """By samples, what `footprint.footprints` has worked out."""
         return {}

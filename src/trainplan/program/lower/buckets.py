@@ -7,8 +7,9 @@ a bucket is closed once it has *reached* the limit, so it may exceed it by part 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainplan.profile.profile import Parameter, Profile
 
@@ -53,6 +54,22 @@ def stage_buckets(
 ) -> list[Bucket]:
     """The buckets of a stage, in the order in which they become ready; tied weights of other stages are not in them.
     `counts`: how many gradients are in each, whatever the limit."""
+    key = "buckets", first, last, limit, samples, tuple(counts), len(parameters)
+    found: list[Bucket] = kept(
+        profile, key, lambda: _stage_buckets(profile, parameters, first, last, limit, samples, counts)
+    )
+    return list(found)
+
+
+def _stage_buckets(
+    profile: Profile,
+    parameters: Sequence[Parameter],
+    first: int,
+    last: int,
+    limit: int,
+    samples: float,
+    counts: Sequence[int],
+) -> list[Bucket]:
     whole = profile.total("backward_s", first, last, samples)
 
     def block_of(parameter: Parameter) -> int:
@@ -94,8 +111,36 @@ class Tie:
     element: int = 4  # bytes of a number
 
 
+def kept(profile: Profile, key: Any, make: Callable[[], Any]) -> Any:
+    """What was made of a profile, made once."""
+    known = profile.known_stages
+    if key not in known:
+        known[key] = make()
+    return known[key]
+
+
+def parameters_by_stage(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[list[Parameter]]:
+    """The parameters that each stage uses, in order of gradient arrival."""
+    found: list[list[Parameter]] = kept(profile, ("parameters", bounds), lambda: _parameters_by_stage(profile, bounds))
+    return found
+
+
+def _parameters_by_stage(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[list[Parameter]]:
+    stage_of = [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last)]
+    found: list[list[Parameter]] = [[] for _ in bounds]
+    for parameter in profile.parameters:
+        for stage in sorted({stage_of[block] for block in parameter.blocks}):
+            found[stage].append(parameter)
+    return found
+
+
 def ties(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Tie]:
     """The groups of stages that share weights."""
+    found: list[Tie] = kept(profile, ("ties", bounds), lambda: _ties(profile, bounds))
+    return found
+
+
+def _ties(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Tie]:
     stage_of = [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last)]
     found: dict[tuple[int, ...], list[Parameter]] = {}
     for parameter in profile.parameters:

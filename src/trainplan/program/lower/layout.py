@@ -17,7 +17,7 @@ from trainplan.profile.profile import Amount, Parameter, Portion, Profile
 from trainplan.program.agenda import Agenda, Agendas, in_turn
 from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower.backend import Backend
-from trainplan.program.lower.buckets import Bucket, Tie, ties
+from trainplan.program.lower.buckets import Bucket, Tie, parameters_by_stage, ties
 from trainplan.program.lower.edges import Edge, edges
 from trainplan.program.lower.filled import filled
 from trainplan.program.lower.parts import Decided, decided_of
@@ -133,11 +133,7 @@ class Layout:
     @cached_property
     def parameters(self) -> list[list[Parameter]]:
         """The parameters that each stage uses, in order of gradient arrival."""
-        found: list[list[Parameter]] = [[] for _ in self.stages]
-        for parameter in self.profile.parameters:
-            for stage in sorted({self.stage_of[block] for block in parameter.blocks}):
-                found[stage].append(parameter)
-        return found
+        return parameters_by_stage(self.profile, self.plan.bounds)
 
     @cached_property
     def ties(self) -> list[Tie]:
