@@ -18,6 +18,7 @@ from trainplan.profile.estimate import estimate
 from trainplan.profile.op import Op
 from trainplan.profile.operators import Recorder
 from trainplan.profile.roofline import issue_seconds, run_seconds, speed_of, update_seconds
+from trainplan.profile.timing import clock_of
 
 from . import models
 from .device_files import CEILING, FLOOR, MEMORY, PAPER, paper, true_seconds
@@ -306,3 +307,21 @@ def test_measuring_a_gpu(tmp_path):
     assert found.processors > 10
     assert 0 < found.floor_s < 2e-5
     assert found.update_tensor_s > 0
+
+
+@pytest.mark.gpu
+def test_precisions_are_told_apart_on_a_gpu():
+    here = torch.device("cuda", 0)
+    clock = clock_of(here)
+    taken = {}
+    with kernels.arithmetic(here) as choose:
+        for precision in ("fp32", "tf32", "bf16"):
+            choose(precision)
+            for family, variant, shape in (
+                ("product", "nt", (1, 4096, 4096, 4096)), ("convolution", "forward", (64, 256, 256, 784, 9, 1, 1)),
+            ):  # fmt: skip
+                call = kernels.work(place(family, variant, precision, shape), here, 2**25)
+                for _ in range(3):  # the first one tells the clock how long issuing takes
+                    taken[family, precision] = clock.time((family, precision), call).run_s
+    for family in ("product", "convolution"):
+        assert taken[family, "fp32"] > 1.5 * taken[family, "tf32"] > 1.2 * taken[family, "bf16"]
