@@ -34,7 +34,7 @@ def there_and_back(saving: Saving, section: int = 0) -> int:
 
 def test_each_storage_goes_once_and_weights_stay() -> None:
     weight, x = nn.Parameter(torch.randn(6, 4)), torch.randn(3, 4)
-    saving = Saving(1, [weight, x])
+    saving = Saving(1, [weight, x], CPU)
     with saving.hooks():
         h = (x @ weight.t()).exp()  # exp saves what it makes
         y = (h[:, :3] * h[:, 3:]).sum() + h.pow(2).sum()  # views of it are saved, and itself
@@ -52,7 +52,7 @@ def _again(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def test_what_is_still_read_goes_with_its_last_reader() -> None:
     weight = nn.Parameter(torch.randn(4))
-    saving = Saving(2, [weight])
+    saving = Saving(2, [weight], CPU)
     with saving.hooks():
         h = (torch.ones(5, 4) * weight).exp()
         saving.over(0, {"h": h})
@@ -70,7 +70,7 @@ def test_memory_of_the_host_is_used_again() -> None:
     host = Host(CPU)
     used = set()
     for _ in range(3):
-        saving = Saving(1, [])
+        saving = Saving(1, [], CPU)
         with saving.hooks():
             y = torch.randn(8, requires_grad=True).exp().sum()
         saving.over(0, {})

@@ -79,8 +79,8 @@ def _key(tensor: Tensor) -> int:
 class Saving:
     """A forward pass whose parcels go away: what autograd saves is kept in slots."""
 
-    def __init__(self, away: int, held: Iterable[Tensor]) -> None:
-        self.away, self.parcels = away, dict[int, Parcel]()
+    def __init__(self, away: int, held: Iterable[Tensor], device: torch.device) -> None:
+        self.away, self.parcels, self._device = away, dict[int, Parcel](), device
         self._held = {_key(tensor) for tensor in held}
         self._slots: dict[int, Slot] = {}  # by storage: those that are in no parcel yet
 
@@ -89,7 +89,8 @@ class Saving:
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: Tensor) -> Tensor | Handle:
-        if tensor.layout is not torch.strided or _key(tensor) in self._held:
+        here = tensor.layout is torch.strided and tensor.device.type == self._device.type  # numbers may be on the host
+        if not here or _key(tensor) in self._held:
             return tensor.detach()  # without its graph: a node that holds its own output would never be freed
         storage = tensor.untyped_storage()
         slot = self._slots.setdefault(storage._cdata, Slot(storage, storage.nbytes()))
@@ -134,7 +135,7 @@ def saving(run: Runner, op: Instruction, leaves: Mapping[str, Tensor]) -> Saving
         return None
     stage = run.part.held[op.stage].stage
     held = (*stage.parameters(), *stage.buffers(), *tensors(run.batch(op)).values(), *leaves.values())
-    found = Saving(away, held)
+    found = Saving(away, held, run.part.device)
     run.current.parcels[op.stage, run.piece(op)] = found.parcels
     return found
 
