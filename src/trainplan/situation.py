@@ -98,6 +98,10 @@ def device_here(name: str) -> str | None:
     """The torch device of this machine that is of this kind, or None."""
     if name == "cpu":
         return "cpu"
+    from trainplan.cluster.probe.machine import torch_knows_cuda
+
+    if not torch_knows_cuda():  # so it need not be imported, which takes longer than most answers
+        return None
     import torch
 
     from trainplan.profile.machine import name_of

@@ -44,8 +44,19 @@ class Peak:
     breakdown: dict[str, int]  # bytes by kind of value at that moment
 
 
-def tracks(played: Played, host: bool = False) -> list[Track]:
-    """The memory of every rank: of its device, or what it has in that of its `host`."""
+@dataclass(frozen=True)
+class Changes:
+    """What comes and goes, in the order of time, rank after rank."""
+
+    value: Ints
+    op: Ints  # that makes or frees it
+    sign: Ints  # 1: it comes, -1: it goes
+    seconds: Floats
+    bounds: Ints  # those of rank r are from bounds[r] to bounds[r + 1]
+
+
+def changes(played: Played, host: bool = False) -> Changes:
+    """All that is made and freed on some rank: on its device, or in the memory of its `host`."""
     program = played.program
     here = np.flatnonzero((program.value_rank >= 0) & (program.value_bytes > 0))
     here = here[(program.value_kind[here] == Value.HOST) == host]
@@ -60,16 +71,24 @@ def tracks(played: Played, host: bool = False) -> list[Track]:
     # At equal times in the order of the lists: an operation that ended makes room for the next, and one without
     # duration takes before it gives back.
     order = np.lexsort((4 * _places(program, op, program.value_rank[value]) + phase, time, program.value_rank[value]))
-    value, op, change, time = value[order], op[order], (sign * program.value_bytes[value])[order], time[order]
+    value = value[order]
+    bounds = np.searchsorted(program.value_rank[value], np.arange(program.world + 1))
+    return Changes(value, op[order], sign[order], time[order], bounds)
+
+
+def tracks(played: Played, host: bool = False) -> list[Track]:
+    """The memory of every rank: of its device, or what it has in that of its `host`."""
+    program, all_ = played.program, changes(played, host)
+    change = all_.sign * program.value_bytes[all_.value]
     base = np.zeros((program.world, len(Value)), dtype=np.int64)
     first = program.initial
     first = first[(program.value_rank[first] >= 0) & ((program.value_kind[first] == Value.HOST) == host)]
     np.add.at(base, (program.value_rank[first], program.value_kind[first]), program.value_bytes[first])
-    bounds = np.searchsorted(program.value_rank[value], np.arange(program.world + 1))
     found = []
     for rank in range(program.world):
-        own = slice(bounds[rank], bounds[rank + 1])
-        found.append(Track(rank, base[rank], op[own], time[own], program.value_kind[value[own]], change[own]))
+        own = slice(all_.bounds[rank], all_.bounds[rank + 1])
+        kind = program.value_kind[all_.value[own]]
+        found.append(Track(rank, base[rank], all_.op[own], all_.seconds[own], kind, change[own]))
     return found
 
 

@@ -22,6 +22,7 @@ from trainplan.predict.cost import Setting, costs, inside
 from trainplan.predict.decided import expected_agendas
 from trainplan.predict.flows import Flows
 from trainplan.predict.memory import Peak, host_peaks, peaks
+from trainplan.predict.occupancy import Occupancy, occupancy
 from trainplan.predict.planned import planned
 from trainplan.predict.speeds import speeds
 from trainplan.predict.utilisation import utilisation
@@ -67,6 +68,7 @@ class Prediction:
     host_bytes: int = 0  # that a node's ranks have in its memory at most: what was offloaded
     peaks: tuple[Peak, ...] = field(repr=False, default=())
     played: Played | None = field(repr=False, compare=False, default=None)
+    occupancy: Occupancy | None = None  # the fullest device, as its tools show it; None: it is a CPU, or was not asked
 
     def timeline(self) -> Timeline:
         """The predicted timeline."""
@@ -95,8 +97,16 @@ class Prediction:
         return data
 
 
-def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = None, keep: bool = False) -> Prediction:
-    """What a plan will do on a cluster. `keep`: the timeline stays with the prediction."""
+def predict(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    batch: int | None = None,
+    keep: bool = False,
+    tools: bool = False,
+) -> Prediction:
+    """What a plan will do on a cluster. `keep`: the timeline stays with the prediction. `tools`: memory as the tools of
+    a GPU show it is worked out, too."""
     batch = batch or profile.batch
     profile = planned(plan, profile, cluster)
     pace = speeds(profile, cluster)
@@ -150,6 +160,8 @@ def predict(plan: Plan, profile: Profile, cluster: Cluster, batch: int | None = 
         error=known_error(plan, profile.kind + scaled, profile.device, profile.compiled),
         seconds_by_kind=_by_kind(played, spoken), device=profile.device, batch=batch,
         host_bytes=host, peaks=tuple(found), played=played if keep else None,
+        occupancy=occupancy(played, worst, found[worst].rank, plan, profile, place[worst])
+        if tools and place[worst].name != "cpu" else None,
     )  # fmt: skip
 
 

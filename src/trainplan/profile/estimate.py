@@ -1,8 +1,8 @@
 """An estimated profile: what a model would cost on a device that is not here. No torch here, until a model is traced.
 
-The model is captured and traced on fake tensors (`modelled`), so neither its weights nor the device are needed; bytes
-are those that autograd would save, seconds come from a roofline (`roofline`). A first answer: what is measured is
-better.
+The model is captured and traced on fake tensors (`modelled`), or known by its shape (`family`), so neither its weights
+nor the device are needed; bytes are those that autograd would save, seconds come from a roofline (`roofline`). A first
+answer: what is measured is better.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trainplan.errors import InputError
 from trainplan.profile import by_slice
 from trainplan.profile.device.known import model_of
 from trainplan.profile.device.model import Model
+from trainplan.profile.family import known
 from trainplan.profile.op import Op
 from trainplan.profile.profile import Block, Floats, Parameter, Profile, Provenance
 from trainplan.profile.recipes import recipes
@@ -59,10 +60,13 @@ def estimate(
 
 
 def traced(workload: Workload, sizes: Sequence[int], gpu: bool, progress: Progress | None = None) -> Traced:
-    """What the model does."""
-    from trainplan.profile.modelled import modelled
+    """What the model does: known from its shape, or found by tracing it."""
+    found = known(workload, gpu)
+    if found is None:
+        from trainplan.profile.modelled import modelled
 
-    return modelled(workload, sizes, gpu, progress or (lambda what, share: None))
+        found = modelled(workload, sizes, gpu, progress or (lambda what, share: None))
+    return found
 
 
 def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) -> Profile:
@@ -71,15 +75,15 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
     traces = [found.at(size) for size in sizes]
     kinds, which = recipes(found)
     count = sum(p.count for p in base.parameters if p.trainable)
-    known: dict[tuple[int, ...], dict[str, Floats]] = {}  # by identity of its traces, what a block costs
+    costs: dict[tuple[int, ...], dict[str, Floats]] = {}  # by identity of its traces, what a block costs
     blocks = []
     for index, block in enumerate(base.blocks):
         same = [trace.blocks[index] for trace in traces]
         key = tuple(trace.identity for trace in same)
-        if key not in known:
-            known[key] = _passes(same, sizes, speed) | _slices(base, block, same[0], speed)
+        if key not in costs:
+            costs[key] = _passes(same, sizes, speed) | _slices(base, block, same[0], speed)
         run, issue = update_seconds(update.blocks[index], update.tensors[index], speed)
-        blocks.append(replace(block, **known[key], update_s=run, update_issue_s=issue, recipe=which[index]))  # type: ignore[arg-type]
+        blocks.append(replace(block, **costs[key], update_s=run, update_issue_s=issue, recipe=which[index]))  # type: ignore[arg-type]
     return replace(
         base,
         device=device.name,

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from trainplan.profile.arithmetic import NAMES
 from trainplan.profile.device.families import convolution_flops
 from trainplan.profile.memory import storage_bytes
+from trainplan.profile.on_gpu import name_of
 from trainplan.profile.op import Op
 from trainplan.profile.traced import Life
 
@@ -31,15 +32,27 @@ _FACTORS = {"mm": slice(2), "bmm": slice(2), "addmm": slice(1, 3), "baddbmm": sl
 _FREE = {aten.detach, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
 
+@dataclass(frozen=True)
+class Listed:
+    """An operator as a profiler shows it."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]  # of the tensors that it is given, but for lists of them and single numbers
+    precision: str
+
+
 class Recorder(TorchDispatchMode):
     """Writes every operator that reads or writes memory into `ops`, and follows the bytes alive.
 
-    `gpu`: what a GPU does in one kernel (drawing a dropout mask and applying it) is written as one.
+    `gpu`: what a GPU does in one kernel (drawing a dropout mask and applying it) is written as one. `lists`: every
+    operator is also `listed` with the name and the shapes that a profiler would show.
     """
 
-    def __init__(self, gpu: bool) -> None:
+    def __init__(self, gpu: bool, lists: bool = False) -> None:
         super().__init__()
         self.gpu = gpu
+        self.listed: list[Listed] | None = [] if lists else None
+        self._applied: set[int] = set()  # masks that a forward pass has applied
         self.ops: list[Op] = []
         self._masks: dict[int, StorageWeakRef] = {}  # storages that dropout filled
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}  # storages that are followed, with their place …
@@ -63,7 +76,23 @@ class Recorder(TorchDispatchMode):
             return out  # part of the kernel that applies the mask
         changed = written or _storages(_written_into(function, args, kwargs))  # some change lists, and return nothing
         self.ops.append(_described(function, args, kwargs, out, _bytes(read), _bytes(changed)))
+        if self.listed is not None:
+            self.listed.append(self._listed(function, args, kwargs, read))
         return out
+
+    def _listed(self, function: Any, args: Any, kwargs: Any, read: dict[int, tuple[Tensor, int]]) -> Listed:
+        """An operator as a profiler would show it."""
+        name = name_of(function, args, kwargs) if self.gpu else function.overloadpacket.__name__
+        masks = [key for key in read if key in self._masks]
+        if self.gpu and masks and name == "mul":  # forward draws the mask and applies it, backward applies it again
+            name = "native_dropout_backward" if masks[0] in self._applied else "native_dropout"
+            self._applied.add(masks[0])
+        given = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, Tensor)]
+        given = given[:1] if name == "native_dropout" else given  # the mask is its own
+        touched = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        numbers = next((t.dtype for t in touched if t.is_floating_point()), None)
+        shapes = tuple(tuple(t.shape) for t in given if t.dim())
+        return Listed(name, shapes, NAMES.get(numbers, "") if numbers else "")
 
     def bytes_of(self, tensor: Tensor) -> int:
         """Bytes of a storage: a dropout mask is one byte an element on a GPU, and a number on a CPU."""

@@ -77,7 +77,8 @@ class Share:
     forward: tuple[str, ...] = ()  # of each operator, how it is cut
     backward: tuple[str, ...] = ()
     core: tuple[int, ...] = ()  # operators of forward
-    fractions: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())  # of the bytes of each operator, forward and back
+    # Of each operator, forward and back, its bytes of numbers with a fraction, and all its bytes.
+    fractions: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = ((), ())
     kept: tuple[tuple[int, bool, bool, bool], ...] = ()  # bytes, and the words of `Kept`
     rows: tuple[int, ...] = ()  # bytes
     columns: tuple[int, ...] = ()

@@ -28,7 +28,10 @@ def _recipe(a: BlockTrace, b: BlockTrace, samples: tuple[int, int]) -> Recipe:
     def works(small: tuple[Op, ...], large: tuple[Op, ...], cut: tuple[str, ...], back: int) -> tuple[Work, ...]:
         core = () if back else one.core
         ops = zip(small, large, cut, one.fractions[back], strict=True)
-        return tuple(Work(x, y, how, place in core, share) for place, (x, y, how, share) in enumerate(ops))
+        return tuple(
+            Work(x, y, how, place in core, numbers / total if total else 1.0)
+            for place, (x, y, how, (numbers, total)) in enumerate(ops)
+        )
 
     return Recipe(
         samples,

@@ -95,6 +95,7 @@ def expanded(traced: Traced, path: str, layers: int) -> Traced:
         blocks=tuple(_blocks(traced.base.blocks, places)),
         crossings=tuple(_crossings(traced.base.crossings, places)),
         parameters=tuple(_parameters(traced.base.parameters, places)),
+        inputs=tuple(replace(given, blocks=places.all(given.blocks)) for given in traced.base.inputs),
     )
     traces = tuple(_trace(trace, traced.base.crossings, places) for trace in traced.traces)
     return replace(traced, base=base, traces=traces, update=_update(traced.update, places))

@@ -43,8 +43,8 @@ def _bytes(seen: Seen) -> int:
     return seen.elements * seen.item
 
 
-def _fraction(step: Step) -> float:
-    """How much of what an operator reads and writes are numbers with a fraction."""
+def _fraction(step: Step) -> tuple[int, int]:
+    """Bytes of what an operator reads and writes that are numbers with a fraction, and all of them."""
     sizes = [(seen.elements * seen.item, seen.number) for seen in (*step.reads, *step.writes)]
     total = sum(size for size, _ in sizes)
-    return sum(size for size, number in sizes if number) / total if total else 1.0
+    return sum(size for size, number in sizes if number), total

@@ -3,12 +3,7 @@
 The chain is walked forward and back, so autograd itself says which operators the backward pass consists of and what is
 saved for it. Nothing is computed and no weights are in memory: a model of billions of parameters takes seconds.
 
-Fake tensors pretend to be on the CPU, because on a machine without a GPU fake GPU tensors do not carry autograd. Where
-a GPU would run something else, `gpu=True` tells it:
-
-* dropout inside attention: a GPU's fused kernel has it, a CPU's has not and writes all scores to memory; the attention
-  is traced without it;
-* dropout elsewhere is one kernel instead of three, and keeps its mask as one byte an element instead of as a number.
+Fake tensors pretend to be on the CPU. Where a GPU would run something else, `gpu=True` tells it (`on_gpu`).
 """
 
 from __future__ import annotations
@@ -16,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Container
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved
+from trainplan.profile.on_gpu import OnGpu
 from trainplan.profile.op import Op
 from trainplan.profile.operators import Followed, Recorder
 from trainplan.profile.shares import share_of
@@ -38,11 +32,11 @@ from trainplan.workload.batch import each_tensor, tensors
 from trainplan.workload.optimizer import make
 from trainplan.workload.workload import Workload
 
-aten = torch.ops.aten
 
-
-def trace(captured: Captured, workload: Workload, samples: int, gpu: bool = False) -> Trace:
-    """Walk the chain on fake tensors with a micro-batch of so many samples."""
+def trace(
+    captured: Captured, workload: Workload, samples: int, gpu: bool = False, lower: torch.dtype | None = None
+) -> Trace:
+    """Walk the chain on fake tensors with a micro-batch of so many samples; `lower`: under autocast to that type."""
     passes = [_Passes() for _ in captured.blocks]
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
         stage = _fake_stage(captured)
@@ -51,7 +45,7 @@ def trace(captured: Captured, workload: Workload, samples: int, gpu: bool = Fals
         saved = Saved([*stage.parameters(), *stage.buffers(), *tensors(batch).values()], recorder.bytes_of)
         walk = Walk(captured, batch, workload.loss)
         tape, made = Tape(recorder), []
-        with _GpuAttention() if gpu else nullcontext(), recorder, tape:
+        with OnGpu(lower) if gpu else nullcontext(), recorder, tape:
             paused = []
             for index, block in enumerate(passes):
                 tape.block = index
@@ -148,16 +142,3 @@ def trace_update(captured: Captured, workload: Workload, trained: Container[str]
             blocks.append(tuple(recorder.ops))
             sizes.append(state)
     return UpdateTrace(tuple(blocks), tuple(counts), tuple(sizes), name)
-
-
-class _GpuAttention(TorchFunctionMode):
-    """Attention without its dropout, which a GPU's kernel does on the way."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if function in (aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default):
-            args = list(args)
-            if len(args) > 4:
-                args[4] = 0.0
-            kwargs.pop("dropout_p", None)
-        return function(*args, **kwargs)

@@ -10,6 +10,7 @@ from trainplan import files
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.describe import describe
 from trainplan.plan.text import brief, title
+from trainplan.predict.occupancy import Occupancy
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.timeline import Timeline
@@ -112,6 +113,7 @@ class Predicted:
             f"epoch    {seconds(p.epoch_s)}{price}",
             f"memory   {verdict}; {where} has {gib(p.peak_bytes)} of {gib(p.limit_bytes)} ({shown})",
             *([f"host     {gib(p.host_bytes)} of activations in the memory of a node"] if p.host_bytes else []),
+            *([_occupancy(p.occupancy)] if p.occupancy else []),
             f"bubble   {percent(p.bubble)} of device time without compute",
             f"comm     {seconds(p.exposed_comm_s)} a step exposed",
             f"MFU      {mfu_words(p.mfu)} %",
@@ -122,6 +124,15 @@ class Predicted:
 
     def to_json(self) -> dict[str, Any]:
         return {"workload": self.profile.workload, "cluster": self.cluster.name, **self.prediction.to_json()}
+
+
+def _occupancy(found: Occupancy) -> str:
+    """Memory as the tools of a GPU show it."""
+    rows = [
+        [name, gib_number(taken.allocated), gib_number(taken.reserved), gib_number(taken.visible)]
+        for name, taken in found.rows
+    ]
+    return table([f"rank {found.rank}", ">allocated GiB", ">reserved", ">nvidia-smi"], rows)
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,22 @@ The loss of a part of a batch is weighted by its `count`, so a loss over tokens 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import torch
-import torch.nn.functional as F
+from typing import TYPE_CHECKING, Any
 
 from trainplan.errors import InputError, nearest
 from trainplan.workload.call import call
 from trainplan.workload.workload import Batch, Loss
+
+if TYPE_CHECKING:
+    import torch
 
 IGNORE = -100  # the label that does not count, as in torch and transformers
 
 
 def cross_entropy(label_smoothing: float = 0.0) -> Loss:
     """Classification: logits (samples, classes) against labels (samples), mean over samples."""
+    import torch.nn.functional as F
+
     return Loss(call(F.cross_entropy, label_smoothing=label_smoothing), count_samples)
 
 
@@ -41,6 +43,8 @@ def token_cross_entropy(ignore_index: int = IGNORE) -> Loss:
 
 def mse() -> Loss:
     """Regression: squared error, mean over samples (and over the values of each)."""
+    import torch.nn.functional as F
+
     return Loss(F.mse_loss, count_samples)
 
 
@@ -77,6 +81,8 @@ def count_tokens(batch: Batch, ignore_index: int = IGNORE) -> int:
 
 
 def _token_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    import torch.nn.functional as F
+
     total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=ignore_index, reduction="sum")
     # Not reduction="mean": a part in which no token counts would be 0/0, and weighted by 0 still be nan.
     return total / (labels != ignore_index).sum().clamp(min=1)

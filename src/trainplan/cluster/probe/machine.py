@@ -59,12 +59,17 @@ def memory_bytes() -> int:
 
 def accelerators() -> int:
     """CUDA devices that the installed torch could use, found without importing it."""
-    if "cpu" in torch_version() or not _torch_has_cuda():
+    if not torch_knows_cuda():
         return 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([word for word in visible.split(",") if word.strip() not in ("", "-1")])
     return sum(line.startswith("GPU ") for line in _nvidia_smi("-L"))
+
+
+def torch_knows_cuda() -> bool:
+    """Whether the installed torch could use a GPU at all, found without importing it."""
+    return "cpu" not in torch_version() and _torch_has_cuda()
 
 
 def gpu_memory_in_use() -> dict[str, int]:

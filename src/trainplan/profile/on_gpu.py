@@ -1,0 +1,173 @@
+"""What a GPU runs where a CPU runs something else: the table by which a trace on CPU tensors is rewritten.
+
+Fake tensors pretend to be on the CPU, because on a machine without a GPU fake GPU tensors do not carry autograd. Three
+things differ, and each is told here:
+
+* **names**: one operator in the place of another (`NAMES`, `name_of`). Attention is one of three fused kernels, which
+  depends on the type and on whether there is a mask; batch norm is cudnn's where cudnn has it; dropout is one kernel.
+* **autocast**: which operators a GPU's autocast runs in the lower precision, and which in fp32 (`LOWER`, `SINGLE`,
+  `SINGLE_INSIDE`: `torch/csrc/autocast_mode.h`, 2.11 to 2.13). A CPU's has other lists, and a GPU's is ignored on CPU
+  tensors; so we cast ourselves, where it would (`OnGpu`).
+* **optimizers**: on a GPU torch goes over all tensors at once (`_foreach_add_`), unless told otherwise (`at_once`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+aten = torch.ops.aten
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+_FLASH_WIDTH = 256  # the widest head that the flash kernel takes
+_LARGEST_NORM = 2**31 - 1  # elements that cudnn's batch norm takes
+_LEAST_EPSILON = 1e-5  # of cudnn's batch norm
+
+
+def name_of(function: OpOverload, args: Any, kwargs: Any) -> str:
+    """What a GPU runs for an operator that was seen on CPU tensors. (Dropout is the recorder's to tell.)"""
+    name = function.overloadpacket.__name__
+    if name.startswith("_scaled_dot_product_flash_attention_for_cpu"):
+        return _attention(name, args, kwargs)
+    if name in ("native_batch_norm", "native_batch_norm_backward"):
+        return _batch_norm(name, args)
+    return name
+
+
+def _attention(name: str, args: Any, kwargs: Any) -> str:
+    backward = name.endswith("backward")
+    query = args[1 if backward else 0]
+    mask = kwargs.get("attn_mask")
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    kind = "flash" if half and mask is None and query.shape[-1] <= _FLASH_WIDTH else "efficient"
+    return f"_scaled_dot_product_{kind}_attention" + ("_backward" if backward else "")
+
+
+def _batch_norm(name: str, args: Any) -> str:
+    """cudnn's where it is faster: `_select_batch_norm_backend` in `ATen/native/Normalization.cpp`."""
+    backward = name.endswith("backward")
+    given, weight = (args[1], args[2]) if backward else (args[0], args[1])
+    training, epsilon = args[7 if backward else 5], args[8 if backward else 7]
+    cudnn = (
+        weight is not None
+        and given.dtype is not torch.bfloat16
+        and weight.dtype is not torch.bfloat16
+        and (given.dtype is not torch.float16 or weight.dtype is torch.float32)
+        and given.dim() >= 3
+        and given.shape[0] <= (880_801 if training else 65_535)
+        and given.numel() < _LARGEST_NORM
+        and epsilon >= _LEAST_EPSILON
+    )
+    return name.replace("native_", "cudnn_") if cudnn else name
+
+
+# -- autocast ---------------------------------------------------------------------------------------------------------
+
+LOWER = {
+    "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
+    "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "lstm_cell", "gru_cell",
+    "rnn_tanh_cell", "rnn_relu_cell", "scaled_dot_product_attention",
+}  # fmt: skip
+SINGLE = {
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow", "softplus", "layer_norm", "native_layer_norm", "group_norm", "frobenius_norm", "nuclear_norm", "norm",
+    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "nll_loss_nd",
+    "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss",
+    "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
+    "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp", "upsample_nearest1d",
+    "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
+    "upsample_bicubic2d",
+}  # fmt: skip
+# These are told to write fp32.
+SINGLE_INSIDE = {"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod", "linalg_vector_norm"}
+
+
+class OnGpu(TorchFunctionMode):
+    """Operators as a GPU is asked for them: attention without its dropout, which the kernel does on the way, and with
+    `lower`, under autocast to that precision."""
+
+    def __init__(self, lower: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.lower = lower
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # autocast casts a weight once in a forward pass
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = function.overloadpacket.__name__ if isinstance(function, OpOverload) else function.__name__
+        if name == "scaled_dot_product_attention":
+            args = [*args[:4], 0.0, *args[5:]] if len(args) > 4 else args
+            kwargs.pop("dropout_p", None)
+        if self.lower is not None and torch.is_grad_enabled():
+            if name in LOWER:
+                args, kwargs = self._cast((args, kwargs), self.lower)
+            elif name in SINGLE:
+                args, kwargs = self._cast((args, kwargs), torch.float32)
+            elif args and isinstance(args[0], Tensor) and args[0].dtype is self.lower:
+                if name in SINGLE_INSIDE:
+                    return self._in_single(function, name, args, kwargs)
+                if name == "cross_entropy":
+                    return _cross_entropy(*args, **kwargs)
+                if name == "cross_entropy_loss":
+                    return _cross_entropy_loss(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _cast(self, tree: Any, to: torch.dtype) -> Any:
+        return pytree.tree_map_only(Tensor, lambda tensor: self._cast_one(tensor, to), tree)
+
+    def _cast_one(self, tensor: Tensor, to: torch.dtype) -> Tensor:
+        if not tensor.is_floating_point() or tensor.dtype in (to, torch.float64):
+            return tensor
+        if not (tensor.is_leaf and tensor.requires_grad and to is self.lower):
+            return tensor.to(to)
+        if id(tensor) not in self._weights:
+            self._weights[id(tensor)] = tensor, tensor.to(to)
+        return self._weights[id(tensor)][1]
+
+    def _in_single(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in ("softmax", "log_softmax"):
+            return _soft(name, args[0], args[1] if len(args) > 1 else kwargs["dim"])
+        return function(*args, **{**kwargs, "dtype": torch.float32})
+
+
+def _soft(name: str, given: Tensor, dim: int) -> Tensor:
+    """A softmax that writes fp32: of fp16 in one kernel, of bf16 after a cast (`ATen/native/SoftMax.cpp`)."""
+    half = given.dtype is torch.float16
+    found: Tensor = getattr(aten, f"_{name}")(given if half else given.float(), dim, half)
+    return found
+
+
+def _cross_entropy(
+    given: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None, ignore_index: int = -100,
+    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """To autocast a composed operator is what it is made of."""
+    number = {"none": 0, "mean": 1, "sum": 2}[reduction]
+    return _cross_entropy_loss(given, target, weight, number, ignore_index, label_smoothing)
+
+
+def _cross_entropy_loss(
+    given: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    if label_smoothing or target.is_floating_point():
+        return aten.cross_entropy_loss(given.float(), target, weight, reduction, ignore_index, label_smoothing)
+    logs = _soft("log_softmax", given, 1 if given.dim() > 1 else 0)
+    return aten.nll_loss_nd(logs, target, weight, reduction, ignore_index)
+
+
+# -- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def at_once(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer as it goes on a GPU: over all tensors at once, unless it was told how to go."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+    return optimizer

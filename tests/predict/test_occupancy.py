@@ -1,0 +1,184 @@
+"""Memory as the tools of a GPU show it: torch's allocator, played; and what differs from step to step."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from trainplan.cluster.parse import cluster
+from trainplan.plan.plan import plan
+from trainplan.predict.allocator import LARGE_SEGMENT, SMALL_SEGMENT, Allocator
+from trainplan.predict.occupancy import CUBLAS, cut
+from trainplan.predict.predict import predict
+from trainplan.profile.estimate import estimate
+from trainplan.workload.load import load
+
+MIB = 2**20
+
+
+def test_sizes_are_rounded_and_come_out_of_segments():
+    allocator = Allocator()
+    allocator.allocate(1)
+    assert (allocator.allocated, allocator.reserved) == (512, SMALL_SEGMENT)
+    allocator.allocate(MIB)  # still a small one
+    assert (allocator.allocated, allocator.reserved) == (512 + MIB, SMALL_SEGMENT)
+    allocator.allocate(MIB + 1)
+    assert allocator.reserved == SMALL_SEGMENT + LARGE_SEGMENT
+    allocator.allocate(11 * MIB + 1)  # from 10 MiB on a segment of its own, unless a hole is large enough
+    assert allocator.reserved == SMALL_SEGMENT + LARGE_SEGMENT
+    allocator.allocate(11 * MIB + 1)
+    assert allocator.reserved == SMALL_SEGMENT + LARGE_SEGMENT + 12 * MIB
+
+
+def test_what_is_left_of_a_large_block_is_cut_off_only_if_it_is_worth_it():
+    allocator = Allocator()
+    allocator.free(allocator.allocate(32 * MIB))
+    allocator.allocate(31 * MIB + 512)  # less than 1 MiB would be left
+    assert allocator.allocated == 32 * MIB
+    other = Allocator()
+    other.free(other.allocate(32 * MIB))
+    other.allocate(30 * MIB)
+    assert other.allocated == 30 * MIB
+
+
+def test_neighbours_become_one_again():
+    allocator = Allocator()
+    blocks = [allocator.allocate(5 * MIB) for _ in range(4)]
+    for place in (1, 3, 0, 2):
+        allocator.free(blocks[place])
+    allocator.allocate(20 * MIB)
+    assert allocator.reserved == LARGE_SEGMENT
+
+
+def test_segments_that_nobody_uses_are_given_back_when_there_is_no_more():
+    allocator = Allocator(limit=100 * MIB)
+    allocator.free(allocator.allocate(60 * MIB))
+    allocator.allocate(80 * MIB)
+    assert (allocator.reserved, allocator.over) == (80 * MIB, False)
+    allocator.allocate(80 * MIB)
+    assert allocator.over
+
+
+def scenes(allocate, free, seed):
+    """Some hundred tensors that come and go."""
+    draw = random.Random(seed)
+    alive = []
+    for _ in range(300):
+        if alive and draw.random() < 0.45:
+            free(alive.pop(draw.randrange(len(alive))))
+        else:
+            alive.append(allocate(int(2 ** draw.uniform(4, 25))))
+        yield
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_books_are_never_wrong(seed):
+    allocator = Allocator()
+    for _ in scenes(allocator.allocate, allocator.free, seed):
+        unused = sum(block.size for pool in allocator._free.values() for _, block in pool)
+        assert allocator.allocated + unused == allocator.reserved
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(3))
+def test_the_allocator_is_torch_s(seed):
+    import torch
+
+    torch.cuda.empty_cache()
+    before = [torch.cuda.memory_stats()[f"{what}_bytes.all.current"] for what in ("allocated", "reserved")]
+    allocator, pairs = Allocator(), {}
+
+    def allocate(size):
+        block = allocator.allocate(size)
+        pairs[id(block)] = torch.empty(size, dtype=torch.uint8, device="cuda")
+        return block
+
+    def free(block):
+        del pairs[id(block)]
+        allocator.free(block)
+
+    for _ in scenes(allocate, free, seed):
+        stats = torch.cuda.memory_stats()
+        now = [stats[f"{what}_bytes.all.current"] for what in ("allocated", "reserved")]
+        assert now[0] - before[0] == allocator.allocated
+        assert now[1] - before[1] == pytest.approx(allocator.reserved, abs=LARGE_SEGMENT)
+
+
+SHAPE = "gpt:layers=4,hidden=64,heads=4,seq=32,vocab=199,batch=8"
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return estimate(load(SHAPE), cluster("1xA100-80").device(0), samples=[1, 2, 4, 8])
+
+
+def found(profile, on="1xA100-80", **choices):
+    return predict(plan(blocks=len(profile.blocks), **choices), profile, cluster(on), batch=8, tools=True)
+
+
+def test_the_optimizer_s_states_come_at_the_end_of_the_first_step(profile):
+    answer = found(profile)
+    places = answer.occupancy
+    states = profile.state_bytes_per_parameter * profile.parameter_count
+    assert places.later_steps.allocated - places.first_step.allocated == pytest.approx(states, rel=0.05)
+    # What the program has at its peak, what is rounded, and what cuBLAS keeps for two threads.
+    assert places.later_steps.allocated == pytest.approx(answer.peak.bytes + 2 * CUBLAS, rel=0.02)
+    context = cluster("1xA100-80").device(0).context_bytes
+    for _, taken in places.rows:
+        assert taken.allocated <= taken.reserved == taken.visible - context
+    assert places.resuming.allocated < places.evaluation.allocated < places.later_steps.allocated
+    assert answer.to_json()["occupancy"]["first_step"]["allocated"] == places.first_step.allocated
+
+
+def test_of_many_micro_batches_a_few_are_enough(profile, monkeypatch):
+    """Only those that are in flight at once, and some more, are played."""
+    from trainplan.predict import occupancy
+
+    few = found(profile, "2xA100-80", pp=2, schedule="1f1b", micro=8, stages=(3,)).occupancy
+    monkeypatch.setattr(occupancy, "AHEAD", 100)
+    assert found(profile, "2xA100-80", pp=2, schedule="1f1b", micro=8, stages=(3,)).occupancy == few
+
+
+def test_a_cpu_has_no_such_tools(profile):
+    assert found(replace(profile, device="cpu"), "1xcpu").occupancy is None
+
+
+def test_a_value_is_cut_into_tensors():
+    assert cut(100, (60, 50, 30, 0)) == [60, 30, 10]
+    assert cut(100, (60, 40)) == [60, 40]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name", ["gpt:layers=4,hidden=256,heads=4,seq=128,vocab=999,batch=8", "resnet18:cifar10,batch=32"]
+)
+def test_a_step_takes_what_was_predicted(name):
+    """Steps of the model itself: allocated within a tenth, and the first step's is smaller."""
+    import torch
+
+    from trainplan.profile.machine import name_of
+    from trainplan.workload.batch import to_device
+
+    here = torch.device("cuda")
+    device = cluster(f"1x{name_of(here)}").device(0)
+    workload = load(name)
+    profile = estimate(workload, device, samples=[workload.batch])
+    there = cluster(f"1x{name_of(here)}")
+    expected = predict(plan(blocks=len(profile.blocks)), profile, there, batch=workload.batch, tools=True).occupancy
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model = workload.build().to(here)
+    batch = to_device(workload.inputs(workload.batch, 0), here)
+    optimizer = workload.optimizer(list(model.named_parameters()))
+    seen = []
+    for _ in range(3):
+        torch.cuda.reset_peak_memory_stats()
+        workload.loss.function(model(*batch.args, **batch.kwargs), batch.targets).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        stats = torch.cuda.memory_stats()
+        seen.append((stats["allocated_bytes.all.peak"] - before, stats["reserved_bytes.all.peak"]))
+    assert expected.first_step.allocated == pytest.approx(seen[0][0], rel=0.1)
+    assert expected.later_steps.allocated == pytest.approx(seen[-1][0], rel=0.1)
+    assert expected.later_steps.reserved == pytest.approx(seen[-1][1], rel=0.25)

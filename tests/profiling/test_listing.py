@@ -1,0 +1,151 @@
+"""Our lists of operators against a profiler's: here for CPUs, and for a GPU from what was recorded on one."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainplan.profile.listing import listed, profiled
+from trainplan.profile.on_gpu import at_once
+from trainplan.workload.load import load
+
+from . import models
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "benchmarks/data/operators-gpu.json"
+PARTS = ("forward", "backward", "update")
+
+
+def shown(ops):
+    return [(op.name, op.shapes) for op in ops]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt:layers=1,hidden=8,heads=2,seq=4,vocab=9,batch=4", f"{ROOT}/benchmarks/densenet.py:build"],
+    ids=["gpt", "densenet"],
+)
+def test_on_a_cpu_the_list_is_the_profiler_s(name):
+    """Names and shapes of all operators in their order; where branches meet, autograd may take another way back."""
+    workload = load(name)
+    ours, theirs = listed(workload, 2, gpu=False), profiled(workload, 2, "cpu")
+    for part in PARTS:
+        seen = shown(op for op, _ in theirs[part])
+        assert Counter(shown(ours[part])) == Counter(seen)
+        if part == "forward":
+            assert shown(ours[part]) == seen
+        assert len(seen) > 5
+
+
+class Parts(nn.Module):
+    """One of each of what a GPU does in its own way."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.flat = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.BatchNorm1d(8)
+        self.layer, self.dropout, self.out = nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
+        heads = x.contiguous()[:, None]
+        x = self.layer(x) + F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)[:, 0]
+        return self.out(self.dropout(self.flat(x.mean(1))))
+
+
+def on_a_gpu(precision):
+    workload = models.of(Parts(), (3, 6, 6), optimizer="adamw")
+    parts = listed(workload, 4, gpu=True, precision=precision)
+    return {part: {op.name: op.precision for op in ops} for part, ops in parts.items()}
+
+
+def test_what_a_gpu_runs_in_fp32():
+    found = on_a_gpu("fp32")
+    assert {
+        "cudnn_batch_norm",
+        "native_batch_norm",
+        "_scaled_dot_product_efficient_attention",
+        "native_dropout",
+    } <= set(found["forward"])
+    assert {
+        "cudnn_batch_norm_backward", "native_batch_norm_backward", "_scaled_dot_product_efficient_attention_backward",
+        "native_dropout_backward", "convolution_backward",
+    } <= set(found["backward"])  # fmt: skip
+    assert not {"bernoulli_", "_softmax"} & set(found["forward"])
+    assert all(name.startswith("_foreach_") for name in found["update"] if name != "_local_scalar_dense")
+    assert set(found["forward"].values()) <= {"fp32", ""}
+
+
+def test_what_a_gpu_runs_under_autocast():
+    """Products in bf16; norms, softmax and loss in fp32; weights are cast once."""
+    found = on_a_gpu("bf16")
+    forward = found["forward"]
+    assert forward["convolution"] == forward["addmm"] == forward["_scaled_dot_product_flash_attention"] == "bf16"
+    assert forward["native_layer_norm"] == forward["_log_softmax"] == forward["nll_loss_forward"] == "fp32"
+    assert found["backward"]["native_batch_norm_backward"] == "bf16"
+    assert "cudnn_batch_norm" not in forward  # cudnn's takes no bf16
+    assert forward["_to_copy"]
+    assert found["update"]["_foreach_lerp_"] == "fp32"
+
+
+def test_pure_bf16_has_no_casts():
+    found = on_a_gpu("pure-bf16")
+    assert "_to_copy" not in found["forward"] | found["backward"]
+    assert set(found["forward"].values()) <= {"bf16", ""}
+
+
+def test_a_weight_is_cast_once_however_often_it_is_used():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(self.linear(x))
+
+    parts = listed(models.of(Twice(), (4,)), 2, gpu=True, precision="bf16")
+    casts = [op.shapes[0] for op in parts["forward"] if op.name == "_to_copy"]
+    assert casts.count((4, 4)) == 1
+    assert casts.count((4,)) == 1
+
+
+def test_an_optimizer_that_was_told_how_to_go_goes_so():
+    weight = nn.Parameter(torch.ones(2))
+    assert at_once(torch.optim.SGD([weight], lr=0.1)).param_groups[0]["foreach"] is True
+    assert at_once(torch.optim.SGD([weight], lr=0.1, foreach=False)).param_groups[0]["foreach"] is False
+    assert at_once(torch.optim.Adam([weight], fused=True)).param_groups[0]["foreach"] is None
+
+
+def recorded():
+    return json.loads(RECORDED.read_text())["rows"] if RECORDED.is_file() else [None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", recorded(), ids=lambda row: f"{row['model']} {row['precision']}" if row else "none")
+def test_on_a_gpu_the_list_is_the_profiler_s(row):
+    """What was recorded on a GPU by `python benchmarks/operators.py`, operator by operator."""
+    if row is None:
+        pytest.skip("benchmarks/data/operators-gpu.json is not there: no operators have been recorded on a GPU")
+    ours = listed(
+        load(row["model"].replace("benchmarks/", f"{ROOT}/benchmarks/")),
+        row["samples"],
+        gpu=True,
+        precision=row["precision"],
+    )
+    for part in PARTS:
+        seen = Counter((name, tuple(map(tuple, shapes))) for name, shapes, _ in row["operators"][part])
+        mine = Counter(shown(ours[part]))
+        assert (part, mine - seen, seen - mine) == (part, Counter(), Counter())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "pure-bf16"])
+def test_the_list_is_that_of_the_gpu_here(precision):
+    workload = load("gpt:layers=1,hidden=64,heads=2,seq=16,vocab=99,batch=4")
+    ours, theirs = listed(workload, 2, gpu=True, precision=precision), profiled(workload, 2, "cuda", precision)
+    for part in PARTS:
+        mine, seen = (Counter(op.name for op in ops) for ops in (ours[part], [op for op, _ in theirs[part]]))
+        assert (part, mine - seen, seen - mine) == (part, Counter(), Counter())
