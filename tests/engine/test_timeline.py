@@ -44,9 +44,14 @@ AGENDAS: dict[str, list[list[Agendas]]] = {}  # of every rank, where the exchang
 
 
 def decided(case: Case) -> list[Agendas]:
-    """What of each stage was exchanged when: on all ranks that hold it the same."""
-    found = [dict[int, Agenda]() for _ in max(AGENDAS[str(case)], key=len)]
-    for own in AGENDAS[str(case)]:
+    """What of each stage was exchanged when."""
+    return agreed(AGENDAS[str(case)])
+
+
+def agreed(ranks: list[list[Agendas]]) -> list[Agendas]:
+    """The agendas of all stages, by step: on all ranks that hold one they are the same."""
+    found = [dict[int, Agenda]() for _ in max(ranks, key=len)]
+    for own in ranks:
         for together, agendas in zip(found, own, strict=False):  # a rank whose stages nobody else holds has none
             assert all(together.setdefault(stage, agenda) == agenda for stage, agenda in agendas.items())
     return found
