@@ -52,6 +52,15 @@ def test_who_sums_and_what_a_rank_sends_for_it():
         assert line.endswith(f"a rank sends {gib(sent * whole)}")
 
 
+def test_what_goes_to_servers_is_told_with_them():
+    line, tied = "ps-bsp dp=2 pp=2 schedule=1f1b micro=2 servers=1", chain(4, tied=((0, 3),))
+    said = " ".join(explained(line, tied, "5xcpu")[0].moves)
+    assert "from ranks 0, 1 to rank 4 by ps-bsp" in said
+    assert "from ranks 2, 3 to rank 4 by ps-bsp" in said
+    assert "tied weights" not in said  # which are among what is pushed
+    assert "from rank 1 to rank 0 by dataparallel" in " ".join(explained("dataparallel dp=2", tied)[0].moves)
+
+
 def test_one_device_moves_nothing():
     found, _ = explained("single", where="1xTitanRTX")
     assert found.moves == ()

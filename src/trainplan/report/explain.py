@@ -9,7 +9,6 @@ from trainplan import files
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.exchanges import BY_BACKEND
 from trainplan.plan.rules import splits_backward
-from trainplan.plan.served import SERVED
 from trainplan.plan.sliced import SELECTIVE
 from trainplan.plan.text import brief
 from trainplan.predict.planned import planned
@@ -198,7 +197,7 @@ def _moves(layout: Layout, cluster: Cluster) -> list[str]:
             lines.append(_shared_out(layout, stage))
         if layout.offloads and depths(layout, stage).any():
             lines.append(_offloaded(layout, cluster, stage))
-    for tie in layout.ties:
+    for tie in layout.ties if layout.service is None else ():  # where servers sum them, they are in buckets
         ranks = sorted({rank for stage in tie.stages for rank in plan.replicas_of(stage)})
         lines.append(
             f"tied weights {', '.join(tie.names)}: {gib(tie.bytes)} of gradients summed over {_ranks(ranks)} "
@@ -287,9 +286,13 @@ def _exchange(layout: Layout, stage: int, buckets: list[Bucket]) -> str:
     many = f"{len(sizes)} buckets" if len(sizes) > 1 else "one bucket"
     when = "as they become ready in the last backward pass" if len(sizes) > 1 else "after the last backward pass"
     how = "" if plan.exchange == BY_BACKEND else f" by {plan.exchange}"
+    if layout.service is not None:  # messages between workers and servers, and no sums
+        to = _ranks([layout.service.rank(server) for server in layout.service.servers])
+        from_ = _ranks([plan.rank(replica, stage) for replica in layout.service.pushers])
+        back = "before the next step" if layout.service.at_root else "when that has stepped"
+        size = gib(sum(sizes))
+        return f"{where}{size} of gradients, in {many}, from {from_} to {to}{how} {when}, and weights back {back}"
     whole = f"{where}{gib(sum(sizes))} of gradients, in {many}, summed over {_ranks(members)}{how} {when}"
-    if plan.exchange in SERVED:  # which are messages between workers and servers, and no sums
-        return whole
     sent = [summing(layout.sums_by, members, b.bytes, b.element, plan.node) for b in buckets]
     return f"{whole}; a rank sends {gib(max(map(sum, zip(*sent, strict=True))))}"
 
