@@ -58,7 +58,7 @@ def test_what_goes_to_servers_is_told_with_them():
     assert "from ranks 0, 1 to rank 4 by ps-bsp" in said
     assert "from ranks 2, 3 to rank 4 by ps-bsp" in said
     assert "tied weights" not in said  # which are among what is pushed
-    assert "from rank 1 to rank 0 by dataparallel" in " ".join(explained("dataparallel dp=2", tied)[0].moves)
+    assert "from rank 1 to rank 0 by dataparallel" in " ".join(explained("dataparallel dp=2", tied, "2xcpu")[0].moves)
 
 
 def test_one_device_moves_nothing():
