@@ -157,6 +157,31 @@ def clock(name: str) -> str:
     return "\n".join(lines)
 
 
+def published(name: str) -> str:
+    """Published step times against predictions, from a file of benchmarks/published.py."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    grids, sharded = data["vtrain_single_node_subset.csv"], data["llm_foundry_mpt_subset.csv"]
+    lines = [
+        f"No machine: predictions, {data['made']}: `{data['command']}`",
+        "",
+        "| Megatron on A100, one node | rows predicted | mean | median | worst | regret, mean | worst |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for what, row in grids.items():
+        cells = " | ".join(f"{row[key]:.1%}" for key in ("mean", "median", "worst", "regret", "worst_regret"))
+        lines.append(f"| {what} | {row['rows']} | {cells} |")
+    lines += [
+        "",
+        "| FSDP | labelled rows | sustained | rows predicted | mean | median | worst |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for what, row in sharded.items():
+        if what != "mean":
+            cells = " | ".join(f"{row[key]:.1%}" for key in ("mean", "median", "worst"))
+            lines.append(f"| {what} | {row['labelled']} | {row['sustained']:.2f} | {row['rows']} | {cells} |")
+    return "\n".join([*lines, f"| all | | | | {sharded['mean']:.1%} | | |"])
+
+
 def gaps(name: str) -> str:
     """How far heuristics are from the best, and how long solvers take, from a file of benchmarks/partitioners.py."""
     data = json.loads((DATA / f"{name}.json").read_text())
@@ -183,7 +208,7 @@ def rewritten(text: str) -> str:
     """A page with every table between <!-- NAME ARGUMENT --> and <!-- /NAME --> made anew."""
     makers = {
         "systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
-        "exchanges": exchanges, "overlap": overlap, "preload": preload,
+        "exchanges": exchanges, "overlap": overlap, "preload": preload, "published": published,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:
