@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +21,7 @@ from trainplan.program.lower.edges import Edge, edges
 from trainplan.program.lower.filled import filled
 from trainplan.program.lower.parts import Decided, decided_of
 from trainplan.program.lower.service import Service, service
+from trainplan.program.lower.turns import completed_crosswise, turning_later
 from trainplan.program.lower.units import Section, Unit, sections, units
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints
@@ -260,13 +260,7 @@ class Layout:
     @cached_property
     def turning(self) -> frozenset[int]:
         """Stages in which every forward pass is followed by its backward pass at once."""
-        apart: set[int] = set()
-        for order in self.orders:
-            rows = order[:, [0, 2, 3, 4]].tolist()
-            for (kind, *what), following in zip(rows, [*rows[1:], None], strict=True):
-                if kind == Kind.F and (following is None or following[0] == Kind.F or following[1:] != what):
-                    apart.add(what[0])
-        return frozenset(self.stages) - apart
+        return frozenset(self.stages) - turning_later(self.orders)
 
     def sharing(self, replica: int) -> int:
         """The group of replicas that share out their states with this one."""
@@ -354,22 +348,10 @@ class Layout:
 
     @cached_property
     def late(self) -> frozenset[int]:
-        """Stages whose gradients are exchanged only after all passes of their ranks, and not after their own last.
-
-        All ranks must come to the exchanges that they share in one order: that of backward, from the last stage down.
-        Where a rank completes two stages the other way round, as one of every two does in GEMS, both have to wait.
-        Chimera completes its later stages on all their ranks first, and sums them during the last passes of the others.
-        """
+        """Stages whose gradients are exchanged only after all passes of their ranks, and not after their own last."""
         if self.plan.exchange == AT_ROOT:  # nothing overlaps
             return frozenset(self.stages)
-        if self.plan.lines == 1 or self.plan.spread:
-            return frozenset()
-        found: set[int] = set()
-        for order in self.orders:
-            backward = order[np.isin(order[:, 0], (Kind.B, Kind.W)), 2].tolist()
-            completed = list(dict.fromkeys(reversed(backward)))[::-1]
-            found |= {stage for a, b in itertools.combinations(completed, 2) if a < b for stage in (a, b)}
-        return frozenset(found)
+        return frozenset() if self.plan.lines == 1 or self.plan.spread else completed_crosswise(self.orders)
 
     def is_tied(self, parameter: Parameter) -> bool:
         """Whether several stages hold it."""
