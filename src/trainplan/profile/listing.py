@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.materialise import Skeleton
+from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.on_gpu import OnGpu, at_once
 from trainplan.profile.operators import Listed, Recorder
 from trainplan.workload.batch import each_tensor
@@ -61,8 +62,8 @@ def listed(workload: Workload, samples: int, gpu: bool, precision: str = "fp32")
             recorder.listed = []
             with recorder:
                 optimizer.step()
-            parts["update"] = [op for op in recorder.listed if op.name not in _VIEWS]
-    return parts
+            parts["update"] = recorder.listed
+    return {part: [op for op in ops if op.name not in _VIEWS] for part, ops in parts.items()}
 
 
 def in_type(batch: Batch, stored: torch.dtype | None) -> Batch:
@@ -80,12 +81,15 @@ def profiled(
 ) -> dict[str, list[tuple[Listed, int]]]:
     """The same from a step that is run, each operator with the kernels that it started on a GPU.
 
-    The model itself is run, not what was captured of it.
+    What was captured is run, as the engine does. (A model may do other things while it is captured: those of
+    transformers then make masks that they leave out in eager mode.)
     """
     stored, lower = PRECISIONS[precision]
     model = workload.build().to(device=device, dtype=stored)
-    batch = each_tensor(in_type(workload.inputs(samples, 0), stored), lambda tensor: tensor.to(device))
-    optimizer = workload.optimizer(list(model.named_parameters()))
+    batch = each_tensor(in_type(workload.inputs(max(2, samples), 0), stored), lambda tensor: tensor.to(device))
+    captured = capture(model, batch, workload.loss)
+    stage = captured.stage(0, len(captured.blocks)).bind(values_of(model), device)
+    optimizer = workload.optimizer(list(stage.named_parameters()))
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device.startswith("cuda"):
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
@@ -93,7 +97,7 @@ def profiled(
 
     def step() -> None:
         with torch.profiler.record_function("part:forward"), cast:
-            loss = workload.loss.function(model(*batch.args, **batch.kwargs), batch.targets)
+            loss = workload.loss.function(stage({}, batch)[1], batch.targets)
         with torch.profiler.record_function("part:backward"):
             loss.backward()
         with torch.profiler.record_function("part:update"):
@@ -110,8 +114,10 @@ _VIEWS = {
     "detach", "alias", "view", "_unsafe_view", "as_strided", "t", "transpose", "permute", "expand", "slice", "select",
     "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind", "chunk", "narrow", "diagonal", "_reshape_alias",
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "lift_fresh",
-    "unfold", "movedim", "view_as_real", "view_as_complex", "is_same_size",
+    "unfold", "movedim", "view_as_real", "view_as_complex", "is_same_size", "as_strided_", "scalar_tensor",
 }  # fmt: skip
+# Of these one form is composed and calls another, or it is composed only where a device has no kernel for it.
+_WHOLE = {"where", "silu_backward"}
 
 
 def _operators(profiler: torch.profiler.profile, part: str) -> Iterator[tuple[Listed, int]]:
@@ -144,6 +150,6 @@ def _is_composed(name: str) -> bool:
     known = torch._C._dispatch_has_kernel_for_dispatch_key
     try:
         overloads = [f"{name}.{o}" if o != "default" else name for o in getattr(torch.ops.aten, name[6:]).overloads()]
-        return any(known(overload, "CompositeImplicitAutograd") for overload in overloads)
+        return name[6:] not in _WHOLE and any(known(overload, "CompositeImplicitAutograd") for overload in overloads)
     except (AttributeError, RuntimeError):
         return False
