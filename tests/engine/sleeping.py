@@ -36,7 +36,7 @@ from trainplan.workload.workload import Batch, Loss, Workload
 BLOCKS = ((4.0, 5.0, 3.0), (6.0, 5.0, 4.0), (3.5, 3.0, 4.0), (5.0, 6.0, 4.0))
 WIDTH = 4
 TOKENS = 8  # of a sequence, where samples are sequences: a token takes its share of the sample
-RATE = 3200.0  # bytes that a load reads or writes a second, where one is slept through
+RATE = 1600.0  # bytes a second that are copied from or to the host, where that is slept through
 SPIN = 2e-4  # the last so many seconds are not slept: the system wakes sleepers up to 0.1 ms late
 
 # Defined with torch's lower-level tools: the decorator torch.library.custom_op takes 0.2 ms longer a call.
@@ -207,7 +207,7 @@ def _dispatch() -> float:
 
 def cluster(ranks: int) -> Cluster:
     """This machine, with its host and its messages as they are: neither is free, and the profile is hand-made."""
-    devices = (Device("cpu", 2**30, {}, RATE),) * ranks
+    devices = (Device("cpu", 2**30, {}, memory_rate=10e9, host_rate=RATE),) * ranks
     curves = [Curve("all_reduce", n, (0,), (_seconds(n)["all_reduce"],)) for n in (2, 4) if n <= ranks]
     if curves:
         curves.append(Curve("p2p", 2, (0,), (_seconds(2)["p2p"],)))
@@ -217,7 +217,7 @@ def cluster(ranks: int) -> Cluster:
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy of inputs, which takes its time, whoever makes it. (To spin at its end would keep others from Python.)"""
-    time.sleep(2 * tensor.nbytes / RATE)
+    time.sleep(tensor.nbytes / RATE)
     return tensor.clone()
 
 
@@ -239,7 +239,7 @@ def _slowly(go: Callable) -> Callable:
     """Copies to the host's memory and back that take as long as the cluster says."""
 
     def slowly(way, pairs, after, mark, *others):
-        seconds = 2 * sum(into.nbytes for into, _ in pairs) / RATE
+        seconds = sum(into.nbytes for into, _ in pairs) / RATE
         naps = iter((seconds, 0.0))  # it asks for the moment before it copies, and after
 
         def asked():
