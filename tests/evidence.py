@@ -5,7 +5,8 @@
 
 says that this test is why `trainplan systems` shows the letter P for ddp. `src/trainplan/plan/evidence.json` keeps
 those ids with the package; it must be exactly what is collected (`tests/test_systems.py`), and at the end of a session
-the tests in it must have been run and have passed, or the session fails. Rewrite it after adding a marker:
+the tests in it must have been run and have passed, or the session fails. (So slow tests and those of a GPU back
+nothing, whatever they are marked with: they are not run every day.) Rewrite it after adding a marker:
 
     pytest tests --collect-only -q --write-evidence
 """
@@ -53,7 +54,8 @@ class Evidence:
         # First, so that tests which -m or -k leave out are seen too.
         single = {arg.split("::")[0] for arg in self.config.args if "::" in arg}
         self.files = {item.nodeid.split("::")[0] for item in items} - single
-        for item in items:
+        daily = [item for item in items if not any(map(item.get_closest_marker, ("slow", "gpu")))]
+        for item in daily:
             for mark in item.iter_markers("system"):
                 key, letter = mark.args
                 ids = self.table.setdefault(key, {}).setdefault(letter, [])
