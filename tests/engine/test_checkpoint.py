@@ -66,6 +66,7 @@ def part_of_a_run(
     holder = trainer.part.shard or next(iter(trainer.part.held.values()))
     # The optimizer of a worker whose weights are on servers never runs.
     steps = trainer.part.shard is not None or trainer.part.layout.steps_at(rank)
+    assert steps or trainer.plan.servers
     groups = holder.optimizer.param_groups if steps else []
     rates = {trainer.optimizer_groups[i]: group["lr"] for i, group in enumerate(groups)}
     if world > 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainplan.engine.clocks import now
 from trainplan.engine.copies import Copy, Span
-from trainplan.engine.pending import await_later
+from trainplan.engine.pending import await_later, send_now
 from trainplan.errors import RunError
 from trainplan.plan.rules import split
 from trainplan.workload.batch import split as split_batch
@@ -97,14 +97,7 @@ def scatter(run: Runner, op: Instruction, place: int) -> None:
     plan = run.part.layout.plan
     replica = next(r for r in range(plan.dp) if plan.rank(r, op.stage) == op.peer)
     there = tensors(split_batch(whole, split(whole.samples, plan.dp))[replica])
-    sent = [there[name] for name in run.part.inputs.scattered()]
-    start = now()
-    pending = run.part.transport.send(sent, op.peer, run.tag(op), op.op)
-    if op.waits:
-        pending.wait()
-    else:
-        run.current.sent.append(pending)
-    run.recorder.note(op.op, start, now(), sum(tensor.nbytes for tensor in sent))
+    send_now(run, op, [there[name] for name in run.part.inputs.scattered()])
 
 
 def take(run: Runner, op: Instruction, arrived: list[Tensor]) -> None:

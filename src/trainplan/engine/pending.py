@@ -24,6 +24,17 @@ def await_later(run: Runner, op: Instruction, pending: Pending) -> None:
     run.current.pending |= dict.fromkeys(op.made, pending)
 
 
+def send_now(run: Runner, op: Instruction, tensors: list[Tensor]) -> None:
+    """Send what an operation is to send; where it does not wait for that, the step does, at its end."""
+    start = now()
+    pending = run.part.transport.send(tensors, op.peer, run.tag(op), op.op)
+    if op.waits:
+        pending.wait()
+    else:
+        run.current.sent.append(pending)
+    run.recorder.note(op.op, start, now(), sum(tensor.nbytes for tensor in tensors))
+
+
 def exchange(run: Runner, op: Instruction, tensor: Tensor) -> Noted:
     """Start a sum over a group, by whoever makes it, and note when it is over."""
     c = run.program.classes[run.program.cost[op.op]]

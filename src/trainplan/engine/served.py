@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor, tensor
+from torch import tensor
 
-from trainplan.engine.clocks import now
 from trainplan.engine.held import Held
 from trainplan.engine.instructions import Instruction
+from trainplan.engine.pending import send_now
 from trainplan.engine.runner import Runner
 from trainplan.engine.serving import Shard, joined
 
@@ -19,23 +19,13 @@ def push(run: Runner, op: Instruction, place: int) -> None:
     tensors = [flat[first:last] for first, last in load.segments]
     if load.numbered:
         tensors.insert(0, tensor([run.current.number], device=run.part.device))
-    _send_load(run, op, tensors)
+    send_now(run, op, tensors)
 
 
 def give(run: Runner, op: Instruction, place: int) -> None:
     """Send a load of weights to a worker."""
     holder = run.part.shard or run.part.weights[op.stage]
-    _send_load(run, op, holder.tensors(run.load(op)))
-
-
-def _send_load(run: Runner, op: Instruction, tensors: list[Tensor]) -> None:
-    start = now()
-    pending = run.part.transport.send(tensors, op.peer, run.tag(op), op.op)
-    if op.waits:
-        pending.wait()
-    else:
-        run.current.sent.append(pending)
-    run.recorder.note(op.op, start, now(), sum(one.nbytes for one in tensors))
+    send_now(run, op, holder.tensors(run.load(op)))
 
 
 def step_of_server(run: Runner, shard: Shard, op: Instruction) -> None:

@@ -54,46 +54,35 @@ def stage_buckets(
 ) -> list[Bucket]:
     """The buckets of a stage, in the order in which they become ready; tied weights of other stages are not in them.
     `counts`: how many gradients are in each, whatever the limit."""
+
+    def found() -> list[Bucket]:
+        whole = profile.total("backward_s", first, last, samples)
+
+        def block_of(parameter: Parameter) -> int:
+            # The gradient of a parameter that several blocks use is complete when the earliest of them is through.
+            return min(b for b in parameter.blocks if first <= b < last)
+
+        def ready(parameter: Parameter) -> float:
+            block = block_of(parameter)
+            later = profile.total("backward_s", block + 1, last, samples)
+            own = profile.total("backward_s", block, block + 1, samples)
+            return (later + parameter.ready * own) / whole if whole > 0 else 1.0
+
+        inside = [p for p in parameters if p.trainable and all(first <= b < last for b in p.blocks)]
+        buckets = []
+        latest = 0.0
+        ends = list(itertools.accumulate(counts))
+        ways = [list(range(end - count, end)) for end, count in zip(ends, counts, strict=True)]
+        for numbers in ways or fill([p.bytes for p in inside], limit):
+            members = [inside[n] for n in numbers]
+            latest = max(latest, *(ready(p) for p in members))
+            names, size = tuple(p.name for p in members), sum(p.bytes for p in members)
+            block = min(block_of(p) for p in members)
+            buckets.append(Bucket(names, size, block, min(latest, 1.0), _element(members)))
+        return buckets
+
     key = "buckets", first, last, limit, samples, tuple(counts), len(parameters)
-    found: list[Bucket] = kept(
-        profile, key, lambda: _stage_buckets(profile, parameters, first, last, limit, samples, counts)
-    )
-    return list(found)
-
-
-def _stage_buckets(
-    profile: Profile,
-    parameters: Sequence[Parameter],
-    first: int,
-    last: int,
-    limit: int,
-    samples: float,
-    counts: Sequence[int],
-) -> list[Bucket]:
-    whole = profile.total("backward_s", first, last, samples)
-
-    def block_of(parameter: Parameter) -> int:
-        # The gradient of a parameter that several blocks use is complete when the earliest of them is through.
-        return min(b for b in parameter.blocks if first <= b < last)
-
-    def ready(parameter: Parameter) -> float:
-        block = block_of(parameter)
-        later = profile.total("backward_s", block + 1, last, samples)
-        own = profile.total("backward_s", block, block + 1, samples)
-        return (later + parameter.ready * own) / whole if whole > 0 else 1.0
-
-    inside = [p for p in parameters if p.trainable and all(first <= b < last for b in p.blocks)]
-    found = []
-    latest = 0.0
-    ends = list(itertools.accumulate(counts))
-    ways = [list(range(end - count, end)) for end, count in zip(ends, counts, strict=True)]
-    for numbers in ways or fill([p.bytes for p in inside], limit):
-        members = [inside[n] for n in numbers]
-        latest = max(latest, *(ready(p) for p in members))
-        names, size = tuple(p.name for p in members), sum(p.bytes for p in members)
-        block = min(block_of(p) for p in members)
-        found.append(Bucket(names, size, block, min(latest, 1.0), _element(members)))
-    return found
+    return list(kept(profile, key, found))
 
 
 def _element(parameters: Sequence[Parameter]) -> int:
