@@ -209,7 +209,7 @@ def compared(
     plans = []
     for line in lines:
         try:
-            plans.append(Compared(name, line, profile, cluster, batch))
+            plans.append(Compared(name, line, profile, cluster, batch, rated_link=options.link is not None))
         except PlanError as error:
             file.fail(name, line, error)
     return plans

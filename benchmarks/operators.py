@@ -3,18 +3,17 @@
     python benchmarks/operators.py --out benchmarks/data/operators-gpu.json
 
 One training step of each model in each precision, after one that is not looked at: operator by operator its name, the
-shapes of its arguments, and how many kernels it started. Takes a minute or two; needs transformers for some models
-(those are left out by name without it), and no network.
+shapes of its arguments, and how many kernels it started. Takes two minutes; needs transformers for some models (those
+are left out by name without it), and no network. Written after every model; what is in the file is not recorded again.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from trainplan.errors import TrainplanError
 from trainplan.profile import machine
@@ -37,28 +36,16 @@ MODELS = {
     "hf:convnext,image_size=64": 4,
     "benchmarks/densenet.py:build": 4,
 }
-PRECISIONS = ("fp32", "tf32", "bf16", "pure-bf16")
+PRECISIONS = ("fp32", "bf16", "pure-bf16")  # in tf32 the operators are those of fp32
 
 
-def rows(device: str) -> list[dict[str, Any]]:
-    found = []
-    for name, samples in MODELS.items():
-        for precision in PRECISIONS:
-            allowed = torch.backends.cuda.matmul.allow_tf32
-            torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-            try:
-                parts = profiled(load(name), samples, device, precision)
-            except TrainplanError as error:
-                print(f"{name} is left out: {error}", file=sys.stderr)
-                break
-            finally:
-                torch.backends.cuda.matmul.allow_tf32 = allowed
-            operators = {
-                part: [[op.name, op.shapes, kernels] for op, kernels in items] for part, items in parts.items()
-            }
-            found.append({"model": name, "samples": samples, "precision": precision, "operators": operators})
-            print(f"{name} {precision}: {sum(map(len, operators.values()))} operators", flush=True)
-    return found
+def recorded(name: str, samples: int, device: str) -> Iterator[dict[str, Any]]:
+    """What a model runs, in every precision."""
+    for precision in PRECISIONS:
+        parts = profiled(load(name), samples, device, precision)
+        operators = {part: [[op.name, op.shapes, kernels] for op, kernels in items] for part, items in parts.items()}
+        print(f"{name} {precision}: {sum(map(len, operators.values()))} operators", flush=True)
+        yield {"model": name, "samples": samples, "precision": precision, "operators": operators}
 
 
 def main() -> None:
@@ -68,13 +55,22 @@ def main() -> None:
     arguments = parser.parse_args()
     device = machine.device_of(arguments.device)
     content = {
-        "command": f"python benchmarks/operators.py --out {arguments.out} --device {arguments.device}",
+        "command": f"python benchmarks/operators.py --out benchmarks/data/{arguments.out.name}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(device),
         "versions": machine.versions(),
-        "rows": rows(str(device)),
     }
-    arguments.out.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+    rows = json.loads(arguments.out.read_text(encoding="utf-8"))["rows"] if arguments.out.exists() else []
+    known = {row["model"] for row in rows}
+    for name, samples in MODELS.items():
+        if name in known:
+            continue
+        try:
+            rows += recorded(name, samples, str(device))
+        except TrainplanError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        arguments.out.write_text(json.dumps({**content, "rows": rows}, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,11 @@ from trainplan.bench.accuracy import Compared
 from trainplan.bench.by_hand import BY_HAND, Training, by_hand
 from trainplan.bench.limit import UNFINISHED, Limit
 from trainplan.bench.pool import pool
+from trainplan.cluster.overrides import with_overrides
 from trainplan.cluster.parse import cluster
+from trainplan.engine.measurement import RunResult
 from trainplan.errors import RunError
+from trainplan.predict.predict import predict
 from trainplan.profile.measure import measure
 from trainplan.profile.profile import Profile
 from trainplan.workload.load import load
@@ -89,6 +92,23 @@ def test_rows_of_exchanges(asked: str, kinds: set[str], profile: Profile) -> Non
     # As long as a worker computes, at the least; of asynchronous ones a step is as many updates as there are workers.
     ahead = sum(row.by_kind[kind][1] for kind in ("F", "B"))
     assert 0.5 * ahead < row.measured_s < 5.0
+
+
+@pytest.mark.parametrize("rated", [False, True])
+def test_a_link_does_not_slow_down_with_processors(rated: bool, profile: Profile) -> None:
+    """Everything takes three times as long; of a step across a link with a rate of its own, only what is computed."""
+    slow = with_overrides(cluster("2xcpu"), {"link": "1MB/s"})
+    plan = Compared(TINY, "dp=2", profile, slow, 4, rated_link=rated)
+    alone = predict(plan.plan, profile, slow, 4)
+    assert alone.exposed_comm_s > 0.2 * alone.step_s
+    seconds = 3 * alone.step_s - (2 * alone.exposed_comm_s if rated else 0.0)
+    reference = 3 * profile.provenance.reference_s
+    same = replace(plan.predicted.timeline(), source="measured")
+    plan.runs.append(RunResult("", [seconds], [0.0], [0], [reference], same, 0))
+    row = plan.row()
+    assert row.drift == pytest.approx(3)
+    assert row.error == pytest.approx(0, abs=0.05 if rated else 1e-9)
+    assert row.raw_error < -0.05
 
 
 @pytest.mark.gpu

@@ -64,12 +64,14 @@ def train(
     trained.weights = {n: p.detach().cpu().clone() for n, p in current.items()}
     first = [held for held in copies if held.is_first_copy]  # running statistics are those of the first copy
     trained.buffers = {n: b.detach().cpu().clone() for held in first for n, b in held.stage.named_buffers()}
-    for held in copies:
-        state = whole_state(held)
+    shard = trainer.part.shard
+    states = (
+        [whole_state(held) for held in copies]
+        if shard is None
+        else [optimizer_state(shard.optimizer, shard.parameters)]
+    )
+    for state in states:
         trained.state |= {n: {key: value.cpu() for key, value in entries.items()} for n, entries in state.items()}
-    if trainer.part.shard is not None:
-        shard = trainer.part.shard
-        trained.state = optimizer_state(shard.optimizer, shard.parameters)
     events = trainer.events(sizes[-1]) if record else []
     place = (trainer.replica, tuple(trainer.stages))
     if world > 1:

@@ -2,8 +2,10 @@
 
 For each workload: a measured profile; for each plan a prediction, and runs on real processes in which every step is
 preceded by the reference kernel that the profile was made beside. Machines drift, so plans are run in rounds, one
-after the other and all of them again, and three numbers are kept: the error of the ratio to the reference (`error`),
-the error as it stands (`raw_error`), and the noise floor: how far two halves of the same measurement are apart.
+after the other and all of them again, and three numbers are kept: the error of what would have been predicted at the
+speed that the reference kernel shows (`error`), the error as it stands (`raw_error`), and the noise floor: how far two
+halves of the same measurement are apart. On one machine everything slows down together, messages too. A link with a
+rate of its own does not: across one, what is predicted is the step with slower blocks and the same link.
 
 Workers of asynchronous servers have no steps in common. What is compared of them is how often the servers update the
 weights: a "step" is the time in which they do so as many times as there are workers.
@@ -12,7 +14,7 @@ weights: a "step" is the time in which they do so as many times as there are wor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
@@ -37,6 +39,7 @@ from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.profile import Profile
 from trainplan.profile.reference import Reference
+from trainplan.profile.slower import slower
 from trainplan.profile.structure import structure
 from trainplan.program.ops import Kind
 from trainplan.program.staleness import step_seconds as by_push
@@ -49,6 +52,7 @@ from trainplan.workload.workload import Workload
 
 WARM_UP = 2
 WORST = 8  # operations that are named in a row
+DRIFTS = 5  # speeds at which a step across a link is predicted; those between are interpolated
 LEAST_PUSHES = 12  # of a worker that goes on without the others: the first ones do not count
 
 
@@ -73,7 +77,7 @@ class Row:
     batch: int
     predicted_s: float
     measured_s: float
-    error: float  # of the ratio to the reference kernel: (predicted − measured) / measured
+    error: float  # at the speed that the reference kernel shows: (predicted − measured) / measured
     raw_error: float
     noise_floor: float
     steps: int
@@ -81,6 +85,7 @@ class Row:
     asked: str = ""  # the request that the plan was made from
     rounds: tuple[float, ...] = ()  # the error of every round by itself
     worst: tuple[Difference, ...] = ()  # the operations that are furthest off
+    drift: float = 0.0  # how much longer the reference kernel took than when the profile was made; 0: not kept
 
 
 @cache
@@ -159,8 +164,11 @@ def by_kind(timeline: Timeline) -> dict[str, float]:
 class Compared:
     """A plan that is predicted once, and run as often as wanted."""
 
-    def __init__(self, name: str, asked: str, profile: Profile, cluster: Cluster, batch: int) -> None:
+    def __init__(
+        self, name: str, asked: str, profile: Profile, cluster: Cluster, batch: int, rated_link: bool = False
+    ) -> None:
         self.name, self.asked, self.profile, self.cluster, self.batch = name, asked, profile, cluster, batch
+        self.rated_link = rated_link  # whether ranks talk over a link that is as fast as before when processors are not
         self.plan = resolve(parse(asked), profile, cluster, batch)
         self.predicted = predict(self.plan, profile, cluster, batch, keep=True)
         self.runs: list[RunResult] = []
@@ -174,21 +182,31 @@ class Compared:
         """All rounds so far together."""
         both = [steady(run, self.plan) for run in self.runs]
         seconds = [own for own, _ in both]
-        ratios = [[s / r for s, r in zip(*pair, strict=True)] for pair in both]
-        expected, predicted_s = self.predicted.step_s / self.profile.provenance.reference_s, self.predicted.step_s
+        drifts = [[r / self.profile.provenance.reference_s for r in references] for _, references in both]
+        expected = self._expected(_all(drifts))
+        ratios = [[s / expected(d) for s, d in zip(*pair, strict=True)] for pair in zip(seconds, drifts, strict=True)]
         # Each round is in one half, where there are several: what changes between rounds is noise, too.
         halves = (ratios[0][0::2], ratios[0][1::2]) if len(ratios) == 1 else (_all(ratios[0::2]), _all(ratios[1::2]))
-        measured_s = median(_all(seconds))
+        predicted_s, measured_s = self.predicted.step_s, median(_all(seconds))
         kinds, worst = self._joined()
         return Row(
             workload=self.name, plan=text(self.plan), kind=plan_kind(self.plan), ranks=self.plan.world,
             batch=self.batch, predicted_s=predicted_s, measured_s=measured_s,
-            error=expected / median(_all(ratios)) - 1, raw_error=predicted_s / measured_s - 1,
+            error=1 / median(_all(ratios)) - 1, raw_error=predicted_s / measured_s - 1,
             noise_floor=abs(median(halves[0]) / median(halves[1]) - 1) if all(halves) else 0.0,
             steps=sum(len(run.steady_seconds) for run in self.runs),
             by_kind={d.name: (d.predicted_s, d.measured_s) for d in kinds},
-            asked=self.asked, rounds=tuple(expected / median(each) - 1 for each in ratios), worst=worst[:WORST],
+            asked=self.asked, rounds=tuple(1 / median(each) - 1 for each in ratios), worst=worst[:WORST],
+            drift=median(_all(drifts)),
         )  # fmt: skip
+
+    def _expected(self, drifts: Sequence[float]) -> Callable[[float], float]:
+        """The predicted seconds of a step, by how much longer everything takes than when the profile was made."""
+        if not self.rated_link:
+            return lambda drift: self.predicted.step_s * drift
+        known = np.linspace(min(drifts), max(drifts), DRIFTS)
+        slowed = [predict(self.plan, slower(self.profile, d), self.cluster, self.batch).step_s for d in known]
+        return lambda drift: float(np.interp(drift, known, slowed))
 
     def _joined(self) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
         """By kind and by operation; where ranks go on without each other, only by kind."""

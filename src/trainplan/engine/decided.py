@@ -231,7 +231,9 @@ class Exchange:
     def _send(self, step: int, buffer: Buffer) -> None:
         """Sum some parts, put side by side where they are several."""
         first, views = min(buffer), [self.views[part] for part in buffer]
-        for event in self._events.values():  # on a GPU the pass runs behind its host
+        with self._change:  # the pass goes on, and adds to them
+            events = list(self._events.values())
+        for event in events:  # on a GPU the pass runs behind its host
             event.wait()
         whole = views[0] if len(views) == 1 else torch.cat(views)
         started = now()
