@@ -34,12 +34,12 @@ LEVELS: list[set[str]] = [
     {"predict", "engine"},
     {"solve", "search"},
     {"bench", "report"},
-    {"__init__", "api", "cli", "hardware", "run", "situation", "starting"},
+    {"__init__", "__main__", "api", "cli", "hardware", "run", "situation", "starting"},
 ]
 BESIDE = {
     ("search", "solve"), ("bench", "report"),
     ("units", "errors"), ("files", "errors"), ("cli", "api"), ("__init__", "api"), ("api", "situation"),
-    ("api", "starting"), ("starting", "situation"), ("api", "hardware"), ("hardware", "situation"),
+    ("api", "starting"), ("starting", "situation"), ("api", "hardware"), ("hardware", "situation"), ("__main__", "cli"),
 }  # fmt: skip
 LEVEL = {room: number for number, level in enumerate(LEVELS) for room in level}
 
