@@ -117,7 +117,7 @@ def test_a_link_does_not_slow_down_with_processors(rated: bool, profile: Profile
 )
 def test_rows_of_exchanges_on_a_gpu(asked: str) -> None:
     """All processes on one device, messages through the host."""
-    here = replace(cluster("3xcpu"), backend="gloo-staged")
+    here = replace(cluster("3xH200"), backend="gloo-staged")
     plan = Compared(TINY, asked, measure(load(TINY), device="cuda", samples=[2, 4], repeats=1, verify=False), here, 4)
     plan.run(3)
     row = plan.row()

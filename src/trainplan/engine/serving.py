@@ -113,7 +113,7 @@ class Shard:
             for parameter, view in zip(self._of[unit], views, strict=True):
                 parameter.grad = view.view_as(parameter)
         if self.kept is not None:
-            self.kept[-1] |= {n: p.grad.clone() for n, p in self.parameters.items() if p.grad is not None}
+            self.kept[-1] |= {n: p.grad.cpu().clone() for n, p in self.parameters.items() if p.grad is not None}
         self.optimizer.step()  # leaves alone what has no gradient
         self.optimizer.zero_grad(set_to_none=True)
         if last and self.scheduler is not None:
