@@ -27,6 +27,7 @@ import torch
 from trainplan import files
 from trainplan.bench import limit
 from trainplan.bench.accuracy import Compared, Row
+from trainplan.bench.command import command
 from trainplan.bench.pool import placed
 from trainplan.bench.slices import sliced
 from trainplan.bench.slow_link import SlowLink, slow_link
@@ -144,7 +145,7 @@ def compare_all(options: argparse.Namespace, link: SlowLink | None) -> None:
         "device": machine.name_of(torch.device(device)),
         "made": time.strftime("%Y-%m-%d", time.gmtime()),
         "torch": torch.__version__,
-        "command": "python " + " ".join(sys.argv),
+        "command": command(),
     }
     file = File(options.out, about, options.rounds)
     file.read()

@@ -67,7 +67,8 @@ def parts(quick: bool) -> list[Part]:
     overlapping = ("--plans", "dp=2", "dp=2 zero=1", "dp=2 zero=2", "dp=2 zero=3")
 
     def command(script: str, name: str, *words: str) -> tuple[str, ...]:
-        return script, *words, "--out", f"{{out}}/{name}.json"
+        kept = ("--keep", f"{{out}}/{name}") if script == accuracy else ()  # to be predicted again without the machine
+        return script, *words, *kept, "--out", f"{{out}}/{name}.json"
 
     found = [
         Part("a", "tests on a GPU", tests, 480, "gpu", limited=False),
@@ -111,14 +112,14 @@ class Archive:
     def pack(self) -> None:
         """Write the file anew if anything has changed, whole or not at all."""
         with self._lock:
-            files = sorted(path for path in self.folder.iterdir() if path.is_file() and not path.name.startswith("."))
-            state = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+            files = sorted(path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+            state = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
             if state == self._state:
                 return
             partial = self.path.with_suffix(".partial")
             with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as packed:
                 for path in files:
-                    packed.write(path, path.name)
+                    packed.write(path, path.relative_to(self.folder))
             os.replace(partial, self.path)
             self._state = state
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from trainplan.bench.command import command
 from trainplan.plan.plan import plan
 from trainplan.plan.rules import CHUNKED, SLICED
 from trainplan.predict.clock import play
@@ -105,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.out:
         about = {
             "machine": describe(torch.device("cpu")), "made": time.strftime("%Y-%m-%d", time.gmtime()),
-            "command": "python " + " ".join(sys.argv), "torch": torch.__version__, "rows": rows,
+            "command": command(), "torch": torch.__version__, "rows": rows,
         }  # fmt: skip
         chosen.out.write_text(json.dumps(about, indent=1) + "\n")
     return int(chosen.strict and bool(missed))

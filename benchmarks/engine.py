@@ -34,6 +34,7 @@ from torch.nn import functional as F
 
 from trainplan.bench import limit
 from trainplan.bench.by_hand import Step, Training, by_hand
+from trainplan.bench.command import command
 from trainplan.bench.pool import placed, pool
 from trainplan.bench.slices import sliced
 from trainplan.bench.slow_link import slow_link
@@ -288,7 +289,7 @@ def races(options: argparse.Namespace, until: limit.Limit) -> list[dict[str, obj
             if options.out:  # after every row, so that a run that is cut short leaves what it has
                 about = {
                     "machine": here, "made": time.strftime("%Y-%m-%d", time.gmtime()),
-                    "command": "python " + " ".join(sys.argv), "torch": torch.__version__, "rows": rows,
+                    "command": command(), "torch": torch.__version__, "rows": rows,
                 }  # fmt: skip
                 options.out.write_text(json.dumps(about, indent=1) + "\n")
     return rows

@@ -13,7 +13,6 @@ Needs a core for each process. Numbers of processes that are in the file already
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from trainplan import files
 from trainplan.bench import limit
+from trainplan.bench.command import command
 from trainplan.bench.pool import pool
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.probe.probe import probe
@@ -175,7 +175,7 @@ def main() -> None:
             print(f"{row.exchange:18} {ranks:5d} {size:8.0f} {' '.join(ms)} {row.noise_floor:7.1%}", flush=True)
         about = {
             "machine": describe(torch.device("cpu")), "made": time.strftime("%Y-%m-%d", time.gmtime()),
-            "torch": torch.__version__, "command": "python " + " ".join(sys.argv),
+            "torch": torch.__version__, "command": command(),
         }  # fmt: skip
         files.write(options.out, "exchanges", {**about, "rows": files.to_json(rows)})
     until.leave()

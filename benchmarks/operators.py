@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainplan.bench.command import command
 from trainplan.errors import TrainplanError
 from trainplan.profile import machine
 from trainplan.profile.listing import profiled
@@ -55,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = machine.device_of(arguments.device)
     content = {
-        "command": f"python benchmarks/operators.py --out benchmarks/data/{arguments.out.name}",
+        "command": command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(device),
         "versions": machine.versions(),

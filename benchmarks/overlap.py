@@ -9,7 +9,6 @@ torch's own means used by hand: DDP, ZeroRedundancyOptimizer, FSDP2. Steps of al
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainplan.bench.by_hand import Step, Training, by_hand
+from trainplan.bench.command import command
 from trainplan.bench.pool import placed, pool
 from trainplan.bench.slow_link import slow_link
 from trainplan.cluster.probe.probe import probe
@@ -174,7 +174,7 @@ def main() -> None:
     if options.out:
         about = {
             "machine": describe(torch.device("cpu")), "made": time.strftime("%Y-%m-%d", time.gmtime()),
-            "command": "python " + " ".join(sys.argv), "torch": torch.__version__, "link": options.link,
+            "command": command(), "torch": torch.__version__, "link": options.link,
             "delay_s": options.delay, "compute_s": compute, "one_s": one, "rows": rows,
         }  # fmt: skip
         options.out.write_text(json.dumps(about, indent=1) + "\n")

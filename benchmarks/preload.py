@@ -12,7 +12,6 @@ GPU, lie in pinned memory: what is measured is bringing them to the device, not 
 import argparse
 import itertools
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainplan.bench.command import command
 from trainplan.bench.limit import Limit, add_option
 from trainplan.bench.pool import pool
 from trainplan.engine.measurement import Measurement, measure, together
@@ -148,7 +148,7 @@ def main() -> None:
         if options.out:  # after every row, so that a run that is cut short leaves what it has
             about = {
                 "machine": ", ".join(describe(torch.device(name)) for name in devices), "torch": torch.__version__,
-                "made": time.strftime("%Y-%m-%d", time.gmtime()), "command": "python " + " ".join(sys.argv),
+                "made": time.strftime("%Y-%m-%d", time.gmtime()), "command": command(),
             }  # fmt: skip
             options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     limit.leave()

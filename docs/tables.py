@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from trainplan.plan.systems import SYSTEMS
 from trainplan.plan.text import parse
@@ -26,12 +27,16 @@ def systems() -> str:
     return "\n".join(lines)
 
 
+def _origin(data: dict[str, Any]) -> list[str]:
+    """On what, when and by which command a table was measured."""
+    return [f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`", ""]
+
+
 def accuracy(name: str) -> str:
     """Predicted against measured, from a file of benchmarks/accuracy.py."""
     data = json.loads((DATA / f"{name}.json").read_text())["data"]
     lines = [
-        f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
-        "",
+        *_origin(data),
         "| workload | plan | predicted ms | measured ms | error | raw error | noise floor |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
@@ -55,8 +60,7 @@ def engine(name: str) -> str:
     """Our engine against torch's own, from a file of benchmarks/engine.py."""
     data = json.loads((DATA / f"{name}.json").read_text())
     lines = [
-        f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
-        "",
+        *_origin(data),
         "| system | ranks | ours ms | theirs ms | ratio | 95 % interval | ours busy ms | theirs busy ms |",
         "|---|--:|--:|--:|--:|---|--:|--:|",
     ]
@@ -76,8 +80,7 @@ def exchanges(name: str) -> str:
     sizes = sorted({_about(row["bytes"]) for row in rows})
     titles = [f"{size >> 20} MiB" if size >= 2**20 else f"{size >> 10} KiB" for size in sizes]
     lines = [
-        f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
-        "",
+        *_origin(data),
         "Milliseconds as measured, and the errors of the clock and of the closed form:",
         "",
         f"| exchange | ranks | {' | '.join(titles)} |",
@@ -108,8 +111,7 @@ def overlap(name: str) -> str:
     data = json.loads((DATA / f"{name}.json").read_text())
     full = data["compute_s"] + data["one_s"]
     lines = [
-        f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
-        "",
+        *_origin(data),
         f"Compute {data['compute_s'] * 1e3:.0f} ms; all hidden but the last sum {full * 1e3:.0f} ms.",
         "",
         "| | measured ms | predicted ms | of full overlap |",
@@ -125,8 +127,7 @@ def preload(name: str) -> str:
     """What loading the next batch ahead is worth, from a file of benchmarks/preload.py."""
     data = json.loads((DATA / f"{name}.json").read_text())
     lines = [
-        f"{data['machine']}, torch {data['torch']}, {data['made']}: `{data['command']}`",
-        "",
+        *_origin(data),
         "| device | workload | plan | off ms | of it inputs | on ms | of it inputs | ratio | 95 % interval |",
         "|---|---|---|--:|--:|--:|--:|--:|---|",
     ]
