@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.profiling.models import of
-from trainplan.engine import parcels, sharded, transport
+from trainplan.engine import parcels, sharded
 from trainplan.engine.sharded import Pieces
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan
@@ -169,31 +169,12 @@ def by_operation(name: str, plan: Plan, batch: int) -> tuple[int, dict[str, int]
 
 @contextmanager
 def _by_threads(runner):
-    """A thread that adds up what came is not watched, and what gloo's threads take for themselves only by halves."""
+    """A thread that adds up what came is not watched."""
     if runner.part.chain is None:
         yield
         return
-    gather, scatter = unseen(transport.all_gather), unseen(dist.all_to_all_single)
-    with (
-        mock.patch.object(runner.part, "chain", Here()),
-        mock.patch.object(transport, "all_gather", gather),
-        mock.patch.object(dist, "all_to_all_single", scatter),
-    ):
+    with mock.patch.object(runner.part, "chain", Here()):
         yield
-
-
-def unseen(collective):
-    """The same, by a thread that nobody watches, on copies: gloo's may be the last to hold what it was given."""
-    thread = ThreadPoolExecutor(1)
-
-    def on_copies(into, given, **named):
-        copies = torch.empty_like(into), given.clone()
-        work = collective(*copies, **named)
-        work.wait()
-        into.copy_(copies[0])
-        return work
-
-    return lambda *given, **named: thread.submit(on_copies, *given, **named).result()
 
 
 class Here:

@@ -19,7 +19,7 @@ from torch import Tensor
 from trainplan.engine.clocks import now
 from trainplan.engine.pending import await_later, noted
 from trainplan.engine.shards import Shards
-from trainplan.engine.transport import Arrivals, Pending, Works
+from trainplan.engine.transport import Arrivals, Pending
 from trainplan.program.ops import COPIES, SHARED_OUT, Kind
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ def gather(run: Runner, op: Instruction, place: int) -> None:
     """Start gathering the weights of a unit; the first piece that reads them waits."""
     shards = _shards(run, op)
     start, flat = now(), shards.open(op.unit)
-    work = run.part.transport.all_gather(flat, shards.own[op.unit], run.part.groups[op.group])
-    await_later(run, op, noted(run, op, lambda: start, Works([work], [flat]), flat.nbytes))
+    works = run.part.transport.all_gather(flat, shards.own[op.unit], run.part.groups[op.group])
+    await_later(run, op, noted(run, op, lambda: start, works, flat.nbytes))
     if shards.zero == 3:
         run.current.values[op.made[0]] = Gathered(shards, op.unit)
 

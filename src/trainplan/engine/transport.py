@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainplan.cluster.probe import shares
 from trainplan.engine.clocks import now
 from trainplan.engine.world import groups_of
 from trainplan.errors import InputError, nearest
@@ -110,6 +111,20 @@ class Arrivals:
                 moment.set_exception(error)
 
 
+class Watched(Works):
+    """Messages that a thread waits for, so that whoever wants to know is told when they are over."""
+
+    def __init__(self, works: list[dist.Work], keep: Sequence[Tensor], arrivals: Arrivals) -> None:
+        super().__init__([], keep)
+        self._over = arrivals.watch(Works(works, keep))
+
+    def wait(self) -> None:
+        self._over.result()
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        self._over.add_done_callback(lambda _: call())
+
+
 class Transport(Protocol):
     """Messages and sums. Ranks are those of the default process group."""
 
@@ -128,6 +143,7 @@ class Gloo:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.sent: Counter[int] = Counter()  # payload bytes, by operation of the program; -1: of none
+        self._gathers: Arrivals | None = None  # waits for shares, one gathering after the other
 
     def connect(self, links: Sequence[tuple[int, int]]) -> None:
         """Make what messages between these pairs (from, to) need; all ranks ask for the same. Tags need nothing."""
@@ -164,33 +180,27 @@ class Gloo:
         assert work is not None  # async_op gives a handle to every member
         return work
 
-    def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+    def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:
         """Everybody's share, one after the other, into `whole`; `own` may be a part of it."""
-        work = all_gather(whole, own, group=group, async_op=True)
-        assert work is not None
-        return work
+        self._gathers = self._gathers or Arrivals(1)
+        return Watched(shares.gather(whole, own, group), [whole, own], self._gathers)
 
     def reduce_scatter(
         self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None
     ) -> tuple[Works, Callable[[Tensor, bool], None]]:
-        """Everybody's share of the sum: what goes on, and what puts (or adds) the share into its place once it is over.
-
-        gloo's own reduce-scatter sums everything everywhere, twice the bytes. So everybody sends everybody else's share
-        directly, and adds up what comes.
-        """
-        received = torch.empty_like(flat)
-        work = dist.all_to_all_single(received, flat, group=group, async_op=True)
-        assert work is not None
+        """Everybody's share of the sum: what goes on, and what puts (or adds) the share into its place once it is
+        over."""
+        works, mine, received = shares.scatter(flat, group)
 
         def total(own: Tensor, adds: bool) -> None:
-            shares = received.view(sharers, -1)
             if adds:
-                for share in shares:  # one by one: a sum of them would need memory of its own
-                    own += share
-            else:
-                torch.sum(shares, 0, out=own)
+                own += mine
+            elif own.data_ptr() != mine.data_ptr():
+                own.copy_(mine)
+            for share in received:  # one by one: a sum of them would need memory of its own
+                own += share
 
-        return Works([work], [flat, received]), total
+        return Works(works, [flat, received]), total
 
     def barrier(self, group: dist.ProcessGroup | None) -> dist.Work:
         work = dist.barrier(group, async_op=True)
@@ -199,7 +209,7 @@ class Gloo:
 
 
 class Staged(Gloo):
-    """GPU tensors over gloo, through pinned host memory."""
+    """GPU tensors over gloo, through pinned host memory. Its collectives can take them, and do the same inside."""
 
     def on_wire(self, tensor: Tensor) -> Tensor:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -226,6 +236,35 @@ class Staged(Gloo):
         )
 
 
+    def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:
+        return _gathering(whole, own, group)
+
+    def reduce_scatter(
+        self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None
+    ) -> tuple[Works, Callable[[Tensor, bool], None]]:
+        """gloo's own sums everything everywhere: everybody sends everybody else's share, and adds up what comes."""
+        received = torch.empty_like(flat)
+        work = dist.all_to_all_single(received, flat, group=group, async_op=True)
+        assert work is not None
+
+        def total(own: Tensor, adds: bool) -> None:
+            parts = received.view(sharers, -1)
+            if adds:
+                for part in parts:  # one by one: a sum of them would need memory of its own
+                    own += part
+            else:
+                torch.sum(parts, 0, out=own)
+
+        return Works([work], [flat, received]), total
+
+
+def _gathering(whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:
+    """Everybody's share, by the backend's own collective."""
+    work = all_gather(whole, own, group=group, async_op=True)
+    assert work is not None
+    return Works([work], [whole])
+
+
 class Nccl(Gloo):
     """GPU tensors over NCCL, which has no tags: messages are matched in the order of posting.
 
@@ -237,6 +276,9 @@ class Nccl(Gloo):
         super().__init__(device)
         self._links: dict[tuple[int, int], dist.ProcessGroup | None] = {}
         self._channels: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+
+    def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:
+        return _gathering(whole, own, group)
 
     def reduce_scatter(
         self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None

@@ -9,6 +9,7 @@ from itertools import combinations
 import torch
 import torch.distributed as dist
 
+from trainplan.cluster.probe import shares
 from trainplan.cluster.probe.team import Record, Round, Team, levels
 from trainplan.units import KIB, MIB
 
@@ -124,9 +125,11 @@ def _collective(
     if op == "broadcast":
         tensor = floats[: max(1, size // 4)]
         return lambda: dist.broadcast(tensor, src=0, group=group), tensor.numel() * 4
+    if dist.get_backend(group) == "gloo" and floats.device.type == "cpu":  # as the engine does it
+        return _by_messages(op, floats[:whole], more[:part], group), whole * 4
     if op == "all_gather":
         return lambda: dist.all_gather_into_tensor(floats[:whole], more[:part], group=group), whole * 4
-    if dist.get_backend(group) == "gloo":  # as the engine does it: gloo's own sums everything everywhere
+    if dist.get_backend(group) == "gloo":  # the same of a GPU's memory: gloo's own sums everything everywhere
 
         def scatter() -> None:
             dist.all_to_all_single(apart[:whole], floats[:whole], group=group)
@@ -134,3 +137,21 @@ def _collective(
 
         return scatter, whole * 4
     return lambda: dist.reduce_scatter_tensor(more[:part], floats[:whole], group=group), whole * 4
+
+
+def _by_messages(op: str, whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    """Everybody's share to everybody, or of everybody's tensor the sum of one share each."""
+
+    def gather() -> None:
+        for work in shares.gather(whole, own, group):
+            work.wait()
+
+    def scatter() -> None:
+        works, mine, received = shares.scatter(whole, group)
+        for work in works:
+            work.wait()
+        own.copy_(mine)
+        for share in received:
+            own.add_(share)
+
+    return gather if op == "all_gather" else scatter

@@ -48,7 +48,8 @@ def gathered(ledger: Ledger, found: Found, homes: Ints) -> None:
         whole = np.array([[unit.bytes] for unit in units])
         there = found.ops(Kind.GATHER_F, [stage] * len(units), units=range(len(units)))
         _after_step(ledger, found, stage, there)
-        if layout.backend.name != "nccl":  # gloo gathers into memory of its own first
+        staged = layout.backend.name == "gloo-staged"  # gloo's all-gather has memory of its own
+        if staged:
             ledger.add_some(Value.COMMUNICATION, np.broadcast_to(whole, there.shape), home, there, there)
         forward = [_ops(found, Kind.F, stage, [piece] * len(units)) for piece in range(count)]
         if layout.plan.zero < 3:
@@ -57,7 +58,7 @@ def gathered(ledger: Ledger, found: Found, homes: Ints) -> None:
             ledger.add(Value.WEIGHTS, 0, home[made], there[made], np.full(made.sum(), -1), (first[made],))
             continue
         back = found.ops(Kind.GATHER_B, [stage] * len(units), units=range(len(units)))
-        if layout.backend.name != "nccl":
+        if staged:
             ledger.add_some(Value.COMMUNICATION, np.broadcast_to(whole, back.shape), home, back, back)
         for number, unit in enumerate(units):
             own = unit.bytes
@@ -149,7 +150,8 @@ def scattered(ledger: Ledger, found: Found, homes: Ints) -> None:
             else:
                 _unit_gradients(ledger, found, homes[stage], stage, number, op)
             if layout.backend.name != "nccl":  # what the others send lies side by side until it is summed
-                ledger.add(Value.COMMUNICATION, unit.bytes, home, made, op[done], late=True)
+                room = unit.bytes if layout.backend.name == "gloo-staged" else unit.bytes - unit.share_bytes
+                ledger.add(Value.COMMUNICATION, room, home, made, op[done], late=True)
             if zero > 1 and unit.first > 1:  # no more than two units are on their way at once
                 later = _begin(_backward(found, stage, unit.first - 2))[done]
                 ledger.add(Value.TOKEN, 0, home, op[done], later, (later,))
