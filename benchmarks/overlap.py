@@ -3,14 +3,32 @@
     python benchmarks/overlap.py --plans dp=2 "dp=2 zero=1" --out benchmarks/data/overlap.json       (needs root)
 
 Two processes in two network namespaces with a link of 1 Gbit/s. A step sleeps 120 ms forward and 240 ms backward, and
-nothing else takes time but the exchange; so what a step takes beyond 360 ms is what was not hidden. Our plans, and
-torch's own means used by hand: DDP, ZeroRedundancyOptimizer, FSDP2. Steps of all of them in turn, medians.
+has little else to compute: what that is, steps tell that exchange nothing. Our plans, and torch's own means used by
+hand: DDP, ZeroRedundancyOptimizer, FSDP2. Steps of all of them in turn, medians.
+
+What could be reached at best ("ideal") follows from what must wait for what. Of L layers, each takes F forward and B
+backward, and c is the time in which half of its bytes pass the link, in both directions at once: two ranks that gather
+a layer's weights, or scatter its gradients, send half of them each; a sum of both whole takes 2c.
+
+    dp      A sum can start when its layer's backward pass is over, and the link carries one after the other: either the
+            first, and then the link never rests, or all of backward and the last one.
+                L·F + max(B + L·2c, L·B + 2c)
+    zero=1  Weights are gathered while layers before them compute, and gradients scattered, as above; of each, one is
+    zero=2  hidden behind nothing: the layer that is last to go back is the first to go forward.
+                max(c + L·F, L·c + F) + max(B + L·c, L·B + c)
+    zero=3  All layers but the last are gathered once more, 3L − 1 times c on the link, and these can all be hidden if
+            there is time for them: the same, or the link never rests.
+                max(that of zero=2, (3L − 1)·c)
+
+An optimizer's step follows, of all weights or of half. c is that of the link's rate; headers take another 4 % of it.
 """
 
 import argparse
 import json
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -27,6 +45,7 @@ from trainplan.cluster.probe.probe import probe
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan
 from trainplan.plan.text import parse
+from trainplan.predict.predict import predict
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.machine import describe
@@ -37,15 +56,15 @@ from trainplan.units import parse_rate, parse_seconds
 from trainplan.workload.workload import Batch, Loss, Workload
 
 LAYERS, WIDTH, SAMPLES = 8, 1024, 4  # a layer's weights are 4 MiB
-FORWARD_S, BACKWARD_S = 0.015, 0.030  # of a layer
+FORWARD_S, BACKWARD_S = 0.015, 0.030  # of a layer, asleep
 RATE = {"lr": 1e-6}
-# What somebody writes by hand, and with how many MiB of gradients at a time.
-BY_HAND: dict[str, tuple[str, float | None]] = {
-    "ddp 4 MiB": ("ddp", 4),
-    "ddp 25 MiB": ("ddp", 25),
-    "zero-redundancy": ("zero-redundancy", 4),
-    "fsdp2 zero-2": ("fsdp2-2", None),
-    "fsdp2 zero-3": ("fsdp2-3", None),
+# What somebody writes by hand, with how many MiB of gradients at a time, and of which stage of ZeRO it is.
+BY_HAND: dict[str, tuple[str, float | None, int]] = {
+    "ddp 4 MiB": ("ddp", 4, 0),
+    "ddp 25 MiB": ("ddp", 25, 0),
+    "zero-redundancy": ("zero-redundancy", 4, 1),
+    "fsdp2 zero-2": ("fsdp2-2", None, 2),
+    "fsdp2 zero-3": ("fsdp2-3", None, 3),
 }
 
 _LIBRARY = torch.library.Library("trainplan_overlap", "DEF")
@@ -97,16 +116,61 @@ def workload() -> Workload:
     return Workload("naps", build, batch, Loss(F.mse_loss, lambda b: b.samples), sgd, SAMPLES, SAMPLES)
 
 
-def profile() -> Profile:
-    """The model as it is, with exactly the seconds that it sleeps, for any number of samples."""
+@dataclass(frozen=True)
+class Alone:
+    """Seconds of a step that exchanges nothing: of all layers, forward, backward, and their update."""
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+
+
+def alone(rank: int, world: int) -> Callable[[], tuple[float, ...]]:
+    """A step that exchanges nothing, and says how long its parts took."""
+    model, data = build(), batch(SAMPLES // world, 0)
+    optimizer = sgd(model.parameters())
+
+    def step() -> tuple[float, ...]:
+        moments = [time.perf_counter()]
+        loss = F.mse_loss(model(data.args[0]), data.targets)
+        moments.append(time.perf_counter())
+        loss.backward()
+        moments.append(time.perf_counter())
+        optimizer.step()
+        optimizer.zero_grad()
+        moments.append(time.perf_counter())
+        return tuple(end - start for start, end in pairwise(moments))
+
+    return step
+
+
+def ideal(zero: int, own: Alone, share_s: float) -> float:
+    """The least seconds of a step of two ranks (see above).
+
+    >>> naps = Alone(LAYERS * FORWARD_S, LAYERS * BACKWARD_S, 0.0)
+    >>> [round(1e3 * ideal(zero, naps, 4 * WIDTH * WIDTH / 2 / 125e6)) for zero in range(4)]
+    [418, 406, 406, 406]
+    """
+    forward, backward, update = own.forward_s / LAYERS, own.backward_s / LAYERS, own.update_s / (2 if zero else 1)
+    if not zero:
+        summed = max(backward + LAYERS * 2 * share_s, own.backward_s + 2 * share_s)
+        return own.forward_s + summed + update
+    gathered = max(share_s + own.forward_s, LAYERS * share_s + forward)
+    scattered = max(backward + LAYERS * share_s, own.backward_s + share_s)
+    never_rests = (3 * LAYERS - 1) * share_s if zero == 3 else 0.0
+    return max(gathered + scattered, never_rests) + update
+
+
+def profile(own: Alone) -> Profile:
+    """The model as it is, with the seconds that it takes alone, for any number of samples."""
     job = workload()
     shape = structure(capture(Skeleton(job.build).model, job.inputs(2, 0), job.loss, device="cpu"), job, batch(2, 0))
     nothing = (0.0, 0.0)
     blocks = tuple(
         replace(
-            block, forward_s=(FORWARD_S,) * 2, backward_s=(BACKWARD_S,) * 2, forward_issue_s=nothing,
-            backward_issue_s=nothing, saved_bytes=nothing, forward_workspace_bytes=nothing,
-            backward_workspace_bytes=nothing,
+            block, forward_s=(own.forward_s / LAYERS,) * 2, backward_s=(own.backward_s / LAYERS,) * 2,
+            update_s=own.update_s / LAYERS, forward_issue_s=nothing, backward_issue_s=nothing,
+            saved_bytes=nothing, forward_workspace_bytes=nothing, backward_workspace_bytes=nothing,
         )
         for block in shape.blocks
     )  # fmt: skip
@@ -125,16 +189,18 @@ def ours(plan: Plan) -> Step:
 
 def by_torch(name: str, rank: int, world: int) -> Step:
     """A step with torch's own means."""
-    how, mib = BY_HAND[name]
+    how, mib, _ = BY_HAND[name]
     data, own = batch(SAMPLES, 0), SAMPLES // world
     x, y = (whole[rank * own : (rank + 1) * own] for whole in (data.args[0], data.targets))
     return by_hand(how, Training(build(), F.mse_loss, x, y, torch.optim.SGD, RATE), mib)
 
 
-def race(rank: int, world: int, plans: dict[str, Plan], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every step of each, in turn: three steps at a time, since some hide an exchange in the next step."""
+def race(rank: int, world: int, plans: dict[str, Plan], rounds: int) -> tuple[dict[str, list[float]], Alone]:
+    """Seconds of every step of each, in turn: three steps at a time, since some hide an exchange in the next step; and
+    what steps take that exchange nothing, in turn with them."""
     runs = {line: ours(plan) for line, plan in plans.items()} | {n: by_torch(n, rank, world) for n in BY_HAND}
     found: dict[str, list[float]] = {name: [] for name in runs}
+    lonely, parts = alone(rank, world), list[tuple[float, ...]]()
     for number in range(rounds + 1):
         for name, run in runs.items():
             dist.barrier()
@@ -144,7 +210,9 @@ def race(rank: int, world: int, plans: dict[str, Plan], rounds: int) -> dict[str
             dist.barrier()
             if number:  # the first round warms up: DDP makes its buckets in the second step
                 found[name].append((time.perf_counter() - started) / 3)
-    return found
+            dist.barrier()
+            parts.append(lonely())
+    return found, Alone(*(median(part) for part in zip(*parts, strict=True)))
 
 
 def main() -> None:
@@ -157,25 +225,33 @@ def main() -> None:
     options = parser.parse_args()
     with slow_link(options.link, options.delay) as link:
         cluster = probe(2, quick=True, place=link.place, timeout_s=300)
-        predicted = {line: solve(parse(line), profile(), cluster, SAMPLES) for line in options.plans}
+        naps = Alone(LAYERS * FORWARD_S, LAYERS * BACKWARD_S, 0.0)
+        plans = {line: solve(parse(line), profile(naps), cluster, SAMPLES).plan for line in options.plans}
         with placed(link.place):
-            found = pool(2).run(race, {line: p.plan for line, p in predicted.items()}, options.rounds)[0]
-    compute = LAYERS * (FORWARD_S + BACKWARD_S)
-    one = 4 * WIDTH * WIDTH / options.link  # a layer's sum on two ranks: each sends as many bytes as it has
-    print(f"compute {compute * 1e3:.0f} ms, and the sum of one layer {one * 1e3:.1f}: all hidden but the last one "
-          f"{(compute + one) * 1e3:.0f} ms, nothing hidden {(compute + LAYERS * one) * 1e3:.0f} ms")  # fmt: skip
+            found, own = pool(2).run(race, plans, options.rounds)[0]
+    predicted = {line: predict(plan, profile(own), cluster, SAMPLES).step_s for line, plan in plans.items()}
+    share = 4 * WIDTH * WIDTH / 2 / options.link
+    print(f"of a step {LAYERS * (FORWARD_S + BACKWARD_S) * 1e3:.0f} ms are asleep, and without any exchange it takes "
+          f"{own.forward_s * 1e3:.0f} + {own.backward_s * 1e3:.0f} + {own.update_s * 1e3:.0f} ms; half of a layer "
+          f"passes the link in {share * 1e3:.1f} ms")  # fmt: skip
+    stage = {line: plan.zero for line, plan in plans.items()} | {name: zero for name, (*_, zero) in BY_HAND.items()}
     rows = [
-        {"name": name, "seconds": median(times), "predicted_s": predicted[name].step_s if name in predicted else None}
+        {
+            "name": name, "seconds": median(times), "ideal_s": ideal(stage[name], own, share),
+            "predicted_s": predicted.get(name),
+        }
         for name, times in found.items()
-    ]
+    ]  # fmt: skip
     for row in rows:
         ours_too = f"ours, predicted {row['predicted_s'] * 1e3:.1f} ms" if row["predicted_s"] else "torch, by hand"
-        print(f"{row['name']:32} {row['seconds'] * 1e3:7.1f} ms   {ours_too}")
+        print(f"{row['name']:20} {row['seconds'] * 1e3:7.1f} ms, {row['seconds'] / row['ideal_s']:.2f} of the ideal "
+              f"{row['ideal_s'] * 1e3:.1f} ms   {ours_too}")  # fmt: skip
     if options.out:
         about = {
             "machine": describe(torch.device("cpu")), "made": time.strftime("%Y-%m-%d", time.gmtime()),
             "command": command(), "torch": torch.__version__, "link": options.link,
-            "delay_s": options.delay, "compute_s": compute, "one_s": one, "rows": rows,
+            "delay_s": options.delay, "asleep_s": LAYERS * (FORWARD_S + BACKWARD_S), "alone_s": asdict(own),
+            "share_s": share, "rows": rows,
         }  # fmt: skip
         options.out.write_text(json.dumps(about, indent=1) + "\n")
 

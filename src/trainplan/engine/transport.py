@@ -235,7 +235,6 @@ class Staged(Gloo):
             [w for w in works if w is not None], host, lambda: [t.to(self.device, non_blocking=True) for t in host]
         )
 
-
     def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:
         return _gathering(whole, own, group)
 

@@ -6,6 +6,7 @@ launch.py    workers started, watched, and ended
 worker.py    one worker: the rounds of measurement
 compute.py   products, copies, contention      (in the worker)
 messages.py  messages and collectives          (in the worker)
+shares.py    equal shares between ranks        (in the worker, and in the engine)
 overlap.py   compute beside communication      (in the worker)
 fit.py       samples of all workers to the values of a cluster
 """

@@ -37,9 +37,7 @@ def scatter(flat: Tensor, group: dist.ProcessGroup | None) -> tuple[list[dist.Wo
     place, ranks = dist.get_rank(group), _ranks(group)
     shares = flat.view(len(ranks), -1)
     received, others = flat.new_empty(len(ranks) - 1, shares.shape[1]), _others(place, len(ranks))
-    works = [
-        dist.irecv(received[other - (other > place)], ranks[other], group=group, tag=_SCATTER) for other in others
-    ]
+    works = [dist.irecv(received[other - (other > place)], ranks[other], group=group, tag=_SCATTER) for other in others]
     works += [dist.isend(shares[other], ranks[other], group=group, tag=_SCATTER) for other in others]
     return [work for work in works if work is not None], shares[place], received
 
