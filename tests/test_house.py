@@ -32,14 +32,15 @@ LEVELS: list[set[str]] = [
     {"plan"},
     {"program"},
     {"predict", "engine"},
-    {"solve", "search"},
+    {"solve", "search", "study"},
     {"bench", "report"},
-    {"__init__", "__main__", "api", "cli", "hardware", "run", "situation", "starting"},
+    {"__init__", "__main__", "api", "cli", "hardware", "run", "situation", "starting", "studies"},
 ]
 BESIDE = {
     ("search", "solve"), ("bench", "report"),
     ("units", "errors"), ("files", "errors"), ("cli", "api"), ("__init__", "api"), ("api", "situation"),
     ("api", "starting"), ("starting", "situation"), ("api", "hardware"), ("hardware", "situation"), ("__main__", "cli"),
+    ("api", "studies"),
 }  # fmt: skip
 LEVEL = {room: number for number, level in enumerate(LEVELS) for room in level}
 

@@ -18,7 +18,7 @@ from trainplan.version import VERSION as __version__
 
 COMMANDS = (
     "profile", "cluster", "device", "roofline", "predict", "recommend", "explain", "run", "compare", "systems",
-    "timeline",
+    "timeline", "study",
 )  # fmt: skip
 _WORKLOADS = {  # name → where it is
     "load": "trainplan.workload.load",
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         recommend,
         roofline,
         run,
+        study,
         systems,
         timeline,
     )
@@ -97,5 +98,5 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "COMMANDS", "Batch", "Loss", "Workload", "__version__", "build", "cluster", "compare", "device", "explain", "load",
-    "predict", "profile", "recommend", "roofline", "run", "systems", "timeline",
+    "predict", "profile", "recommend", "roofline", "run", "study", "systems", "timeline",
 ]  # fmt: skip

@@ -34,6 +34,7 @@ from trainplan.situation import (
     situation,
     torch_device,
 )
+from trainplan.studies import study as study
 
 if TYPE_CHECKING:
     from trainplan.cluster.cluster import Cluster

@@ -234,6 +234,24 @@ def timeline(
     )  # fmt: skip
 
 
+@app.command()
+def study(
+    what: Annotated[
+        str, typer.Argument(help="staleness: epochs to an accuracy under asynchronous rules")
+    ] = "staleness",
+    tasks: Annotated[str, typer.Option(help="What is learned, with commas.")] = "digits,images",
+    rules: Annotated[str, typer.Option(help="Who goes on when, with commas.")] = "in step,ssp,dssp,ps-asp",
+    workers: Annotated[str, typer.Option(help="How many, with commas.")] = "1,2,4,8,16",
+    seeds: Annotated[int, typer.Option(help="Trainings of each.")] = 5,
+    epochs: Annotated[float, typer.Option(help="After which one is given up.")] = 40.0,
+    output: Output = None,
+    picture: Annotated[list[str], typer.Option(help="A .svg, .png or .pdf. Repeatable.")] = [],  # noqa: B006
+    json: Json = False,
+) -> None:
+    """Find out by training what no clock can tell."""
+    _answer(json, api.study, what, tasks, rules, workers, seeds, epochs, output, picture)
+
+
 def _version(asked: bool) -> None:
     if asked:
         print(f"trainplan {VERSION}")

@@ -98,8 +98,9 @@ def roofline(
     from trainplan.profile.bounds import bounds, in_half
     from trainplan.profile.estimate import traced
     from trainplan.profile.roofline import speed_of
+    from trainplan.report.picture import check_picture
     from trainplan.report.progress import progress
-    from trainplan.report.roofline import Roofline, check_picture, draw
+    from trainplan.report.roofline import Roofline, draw
     from trainplan.workload.load import load
 
     if output:

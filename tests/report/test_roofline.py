@@ -12,7 +12,8 @@ from profiling.device_files import paper
 from trainplan.errors import InputError
 from trainplan.profile.bounds import Bounds
 from trainplan.report.device import MeasuredDevice
-from trainplan.report.roofline import Roofline, check_picture, draw, utilisation
+from trainplan.report.picture import check_picture
+from trainplan.report.roofline import Roofline, draw, utilisation
 
 
 def layers():

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from trainplan.errors import InputError
 from trainplan.profile.bounds import Bound, Bounds
+from trainplan.report.picture import blank, save
 from trainplan.report.table import milliseconds, table
 from trainplan.units import gb_per_s, percent, seconds, significant, tflops
 
 SHOWN = 30
-PICTURES = (".svg", ".png", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -90,26 +89,12 @@ def _sum(b: Bounds) -> str:
     return f"{words}; no share of the peak is given, because the peak is not known" if not b.peak_known else words
 
 
-def check_picture(path: str) -> None:
-    """Refuse a picture that cannot be drawn, before anything else is done for it."""
-    if Path(path).suffix.lower() not in PICTURES:
-        raise InputError(f"--output {path}", f"pictures end in {', '.join(PICTURES)}", f"{path}.svg")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        why = "a picture needs matplotlib, which is not installed"
-        raise InputError(f"--output {path}", why, "pip install 'trainplan[plots]', or --json") from None
-
-
 def draw(b: Bounds, path: str) -> None:
     """The picture: intensity to the right, FLOP/s upwards, both in logarithms; a dot is as large as its time."""
-    check_picture(path)
-    from matplotlib.figure import Figure
-
+    figure = blank(9, 6)
     rows = [row for row in b.rows if row.flops and row.seconds and row.precision]  # counters are no arithmetic
     if not rows:
         raise InputError(f"--output {path}", f"{b.workload} has no operator that computes anything")
-    figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.subplots()
     low = min(0.05, *(row.intensity for row in rows)) / 2
     high = max(1000.0, *(row.intensity for row in rows)) * 2
@@ -133,7 +118,4 @@ def draw(b: Bounds, path: str) -> None:
     axes.set_title(f"{b.workload}, batch {b.batch}, {b.precision}, on {b.device}", fontsize=10)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise InputError(f"--output {path}", f"it cannot be written ({error.strerror})", "another path") from None
+    save(figure, path)

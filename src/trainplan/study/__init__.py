@@ -1,0 +1,1 @@
+"""Studies: what no clock can tell, found by training small models for real."""
