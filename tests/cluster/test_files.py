@@ -100,7 +100,9 @@ def test_numbers_without_a_short_spelling_survive_the_round_trip():
         network=Link("each", 1e-5, 1.25e9),
         disk_rate=1 / 3 * 1e9,
     )
-    odd = dataclasses.replace(found, nodes=(node,), contention=(1.0, 4 / 3), slowdown=Slowdown(send=1 / 0.7))
+    odd = dataclasses.replace(
+        found, nodes=(node,), contention=(1.0, 4 / 3), slowdown=Slowdown(send=1 / 0.7, slowed_copy=1.1)
+    )
     assert read_cluster(yaml.safe_load(to_yaml(odd)), "odd") == odd
 
 
@@ -118,7 +120,7 @@ def test_numbers_without_a_short_spelling_survive_the_round_trip():
         ("count: 2\n", "count: two\n", "a whole number of 1 or more was expected"),
         ("count: 2\n", "count: 0\n", "a whole number of 1 or more was expected"),
         ("type: DGX-A100", "type: DGX-A1000", "Try DGX-A100"),
-        ("collective: 1.3", "collective: 0.5", "would make compute faster"),
+        ("collective: 1.3", "collective: 0.5", "0.5 would make it faster beside something else"),
         ("seconds: [300us, 3.5ms]", "seconds: [300us]", "2 sizes and 1 times"),
         ("nodes:", "noodles:", "there is no key 'noodles'. Try nodes"),
         (

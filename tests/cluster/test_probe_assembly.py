@@ -15,7 +15,7 @@ def _results(device="", sharers=1):
     first |= {f"p2p.0.1.{size}": [1e-4 + size / 1e9] for size in sizes}
     if device:
         first |= {"host.pinned": [5e10, 6e10], "host.pageable": [2e9]}
-    felt = {"alone": 1.0, "communication": 0.5, "issue": 0.0, "together": 1.25, "after": 0.0}
+    felt = {"alone": 1.0, "communication": 0.5, "issue": 0.0, "together": 1.375, "over": 0.75}
     moments = {f"all_reduce.2.{size}": [(0.0, 2e-4 + size / 5e8)] for size in sizes}
     workers = [first | moments | {"overlap.send": [felt]}, moments | {"overlap.receive": [felt]}]
     for worker in workers:
@@ -50,6 +50,7 @@ def test_cores(pretend):
     assert (link.latency_s, link.rate) == (pytest.approx(1e-4, rel=1e-3), pytest.approx(1e9, rel=0.01))
     assert link.message_s == 3e-5
     assert (found.slowdown.send, found.slowdown.receive, found.slowdown.collective) == (2.0, 2.0, 2.0)
+    assert (found.slowdown.slowed_message, found.slowdown.slowed_collective) == (1.5, 1.5)
     assert found.contention == (1.0, 1.2)
     assert [(curve.op, curve.ranks) for curve in found.collectives] == [("p2p", 2), ("all_reduce", 2)]
 

@@ -20,7 +20,7 @@ from trainplan.program.policies import Policy
 from trainplan.program.program import Program, Ragged
 from trainplan.program.wiring import wire
 
-slowdowns = st.builds(Slowdown, *[st.sampled_from([1.0, 1.25, 2.0, 4.0])] * 4)
+slowdowns = st.builds(Slowdown, *[st.sampled_from([1.0, 1.25, 2.0, 4.0])] * 7)
 
 
 def durations(program: Program, random) -> tuple[np.ndarray, np.ndarray]:
@@ -215,6 +215,47 @@ def test_computation_beside_communication(slow: float, talk: float, compute: flo
     assert beside("message", talk, compute, Slowdown(send=slow)) == pytest.approx((wanted, compute, talk))
     assert beside("message", talk, compute, Slowdown(receive=slow)) == pytest.approx((compute, wanted, talk))
     assert beside("sum", talk, compute, Slowdown(collective=slow)) == pytest.approx((wanted, wanted, talk))
+
+
+@pytest.mark.parametrize("slow", [1.0, 2.0])
+@pytest.mark.parametrize("slowed", [1.25, 4.0])
+@pytest.mark.parametrize(("talk", "compute"), [(2.0, 10.0), (10.0, 2.0), (3.0, 3.0), (0.0, 5.0)])
+def test_communication_beside_computation(slow: float, slowed: float, talk: float, compute: float) -> None:
+    # While a rank computes, communication advances at 1/slowed, and what is left when computation is over goes at full
+    # speed; while communication goes on, computation advances at 1/slow.
+    both = min(slowed * talk, slow * compute)  # seconds in which both go on
+    wanted = (compute + both - both / slow, both + talk - both / slowed)
+    of_sum = Slowdown(collective=slow, slowed_collective=slowed)
+    assert beside("sum", talk, compute, of_sum) == pytest.approx((wanted[0], *wanted))
+    of_message = Slowdown(send=slow, receive=slow, slowed_message=slowed)
+    assert beside("message", talk, compute, of_message) == pytest.approx((wanted[0], *wanted))
+
+
+def test_one_rank_that_computes_holds_up_a_sum() -> None:
+    """A sum of 6 s on two ranks, at half speed while either computes: one for 2 s, the other for 4 s."""
+    build = Builder(world=2)
+    build.op([0, 1], "0LOSS", waits=False)
+    build.op(0, "0F0")
+    build.op(1, "1F0")
+    played = play(build.program(), np.array([6.0, 2.0, 4.0]), slowdown=Slowdown(slowed_collective=2.0))
+    assert played.end.tolist() == [8.0, 2.0, 4.0]
+
+
+def test_computation_slows_down_what_shares_a_card() -> None:
+    """Two messages of 10 s at one card, each at half of its speed; and one at a quarter while its sender computes."""
+    build = Builder(world=4)
+    for k in (0, 1):
+        build.op(2 * k, f"0SEND_F0^{k}", to=2 * k + 1, makes={f"m{k}": (Value.MESSAGE, 1)})
+        build.op(2 * k + 1, f"1RECV_F0^{k}", to=2 * k, reads=[f"m{k}"], frees=[f"m{k}"])
+    build.op(0, "0F1")
+    program = build.program()
+    sends = np.flatnonzero(program.kind == Kind.SEND_F)
+    run = seconds_by_kind(program, {Kind.F: 8.0, Kind.SEND_F: 10.0})
+    cards = Ragged.of([[0] if op in sends else [] for op in range(len(program))])
+    flows = Flows(cards.start, cards.items, np.ones(2), np.zeros(len(program)), 1)
+    end = play(program, run, slowdown=Slowdown(slowed_message=2.0), flows=flows).end
+    # By 8 s 2 s of the first and 4 s of the second are through; by 20 s 8 and 10; then the first has the card alone.
+    assert end[sends].tolist() == [22.0, 20.0]
 
 
 def test_the_worst_of_several_slow_downs_counts() -> None:

@@ -89,16 +89,22 @@ class Curve:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """How many times longer compute takes while this goes on on the same rank; 1: it does not notice.
+    """How many times longer compute takes while this goes on on the same rank, and the other way round; 1: it does not
+    notice.
 
-    If communication that alone takes M seconds goes on beside compute that alone takes C > M, then the compute is
-    over after C + M - M / slowdown seconds: while the communication goes on, compute advances at 1 / slowdown.
+    While communication goes on, compute advances at 1 / slowdown. And while one of its ranks computes, communication
+    advances at 1 / slowed: on a CPU the threads that send, receive and add want cores, caches and memory, too. So
+    communication that alone takes M seconds, beside compute that alone takes C and outlasts it, is over after
+    S = M · slowed seconds, and the compute after C + S - S / slowdown.
     """
 
     send: float = 1.0
     receive: float = 1.0
     collective: float = 1.0
     copy: float = 1.0
+    slowed_message: float = 1.0
+    slowed_collective: float = 1.0
+    slowed_copy: float = 1.0
 
 
 @dataclass(frozen=True)

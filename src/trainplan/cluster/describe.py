@@ -101,6 +101,10 @@ def _measured(cluster: Cluster) -> list[tuple[str, str]]:
     felt = [f"{factor:.2f} × while {kind}" for kind, factor in kinds.items() if factor > 1]
     if felt:
         rows.append(("compute", "takes " + ", ".join(felt)))
+    kinds = {"a collective": slow.slowed_collective, "a message": slow.slowed_message, "a copy": slow.slowed_copy}
+    held_up = [f"{kind} takes {factor:.2f} ×" for kind, factor in kinds.items() if factor > 1]
+    if held_up:
+        rows.append(("beside compute", ", ".join(held_up)))
     if len(cluster.contention) > 1:
         most = len(cluster.contention)
         rows.append(("busy", f"compute takes {cluster.contention[-1]:.2f} × when {most} devices of a node are at work"))

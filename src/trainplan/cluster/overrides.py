@@ -9,11 +9,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from trainplan.cluster import catalogue
-from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node, Slowdown
+from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
 from trainplan.cluster.yaml_form import BACKENDS
 from trainplan.errors import InputError, nearest
 from trainplan.units import parse_bytes, parse_rate, parse_seconds
@@ -149,7 +149,8 @@ def _slowdown(cluster: Cluster, key: str, value: Value) -> Cluster:
     factor = _number(value)
     if factor < 1:
         raise InputError(str(value), "it would make compute faster beside communication", "slowdown=1 or more")
-    return replace(cluster, slowdown=Slowdown(**{field.name: factor for field in fields(Slowdown)}))
+    of_compute = dict.fromkeys(("send", "receive", "collective", "copy"), factor)
+    return replace(cluster, slowdown=replace(cluster.slowdown, **of_compute))
 
 
 def _backend(cluster: Cluster, key: str, value: Value) -> Cluster:

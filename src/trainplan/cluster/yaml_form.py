@@ -167,7 +167,7 @@ def _read_slowdown(data: Any, where: str) -> Slowdown:
     values = {key: reading.sourced(value, f"{where}.{key}", reading.number)[0] for key, value in data.items()}
     for key, value in values.items():
         if value < 1:
-            raise InputError(f"{where}.{key}", f"{value} would make compute faster beside communication", "1 or more")
+            raise InputError(f"{where}.{key}", f"{value} would make it faster beside something else", "1 or more")
     return Slowdown(**values)
 
 

@@ -10,7 +10,8 @@ Two ways of playing, with the same answer where both apply:
 * `_play_lists`: every order is fixed by the lists, so each operation's times follow from those before it: one pass
   over the graph, in any order that respects it. Only flows are taken in the order of time. This is what a search uses.
 * `events.play`: in the order of time, with an event queue. It is needed where a rank decides by a policy, and where
-  communication slows down compute on the same rank, since then a duration depends on what goes on meanwhile.
+  communication and compute on the same rank slow each other down, since then a duration depends on what goes on
+  meanwhile.
 """
 
 from __future__ import annotations
@@ -118,6 +119,7 @@ def _play_lists(
     flows, count, load = np.empty(n if cards else 0, np.int64), 0, np.zeros(cards)
     left, since, factor = np.zeros(n if cards else 0), np.zeros(n if cards else 0), np.zeros(n if cards else 0)
     through, version = np.full(n if cards else 0, -1.0), np.zeros(n if cards else 0, np.int64)
+    alone = np.ones(n if cards else 0)
     boarding, boarded = np.empty(n if cards else 0, np.int64), 0
     queue = [(0.0, 0, np.int64(0), 0, np.int64(0)) for _ in range(0)]
     serial = 0
@@ -176,7 +178,7 @@ def _play_lists(
         else:
             continue  # overtaken
         serial = balance(
-            queue, serial, now, flows, count, card_start, card_items, share, load, left, since, factor, version
+            queue, serial, now, flows, count, card_start, card_items, share, load, left, since, factor, version, alone
         )  # fmt: skip
     return start, end, order[:done]
 

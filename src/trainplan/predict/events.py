@@ -3,8 +3,9 @@
 Two things need it. A rank with a **policy** takes the best of what is ready, whenever its device (or one of its links)
 is free; and an asynchronous server gives a worker weights only when it may go on (`program/staleness.py`). And
 **slow-downs**: while a rank sends, receives, copies or takes part in a collective, its compute goes on at 1/slowdown of
-its speed, so the end of a compute operation moves whenever communication on its rank starts or stops. An
-event that has been overtaken is recognised by its version number and dropped.
+its speed, so the end of a compute operation moves whenever communication on its rank starts or stops. And while any of
+its ranks computes, communication goes on at 1/slowed of its speed, so its end moves whenever one of them starts to do
+so, or stops. An event that has been overtaken is recognised by its version number and dropped.
 """
 
 # Compiled code: to numba a numpy integer and a Python one are the same.
@@ -48,11 +49,13 @@ def play(
     priority = program.priority if program.priority is not None else np.zeros(len(program), dtype=np.int64)
     policy = np.array(program.policy or (0,) * program.world, dtype=np.int64)
     factors = np.array([slowdown.send, slowdown.receive, slowdown.collective, slowdown.copy])
+    slowed = np.ones(5)
+    slowed[[_MESSAGE, _COLLECTIVE, _COPY]] = slowdown.slowed_message, slowdown.slowed_collective, slowdown.slowed_copy
     claim_start, claim_items = _claims(program, wiring)
     return _play(
         program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet,
         wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items, policy, priority,
-        program.rank, program.peer, noise[program.kind], factors, claim_start, claim_items,
+        program.rank, program.peer, noise[program.kind], factors, slowed, claim_start, claim_items,
         len(program.resource_rank), run, issue, flows.card_start, flows.card_items, flows.share,
         np.minimum(flows.lead, run), flows.cards, *_pushes(program), *(program.bound or (0, 0)),
     )  # fmt: skip
@@ -81,9 +84,9 @@ def _claims(program: Program, wiring: Wiring) -> tuple[NDArray[np.int64], NDArra
 def _play(
     list_start: NDArray, list_items: NDArray, waits: NDArray, free: NDArray, unmet0: NDArray, succ_start: NDArray,
     succ_items: NDArray, member_start: NDArray, member_items: NDArray, policy: NDArray, priority: NDArray,
-    rank_of: NDArray, peer_of: NDArray, noise: NDArray, factors: Floats, claim_start: NDArray, claim_items: NDArray,
-    resources: int, run: Floats, issue: Floats, card_start: NDArray, card_items: NDArray, share: Floats, lead: Floats,
-    cards: int, pushes: NDArray, gated: NDArray, workers: int, lower: int, upper: int,
+    rank_of: NDArray, peer_of: NDArray, noise: NDArray, factors: Floats, slowed: Floats, claim_start: NDArray,
+    claim_items: NDArray, resources: int, run: Floats, issue: Floats, card_start: NDArray, card_items: NDArray,
+    share: Floats, lead: Floats, cards: int, pushes: NDArray, gated: NDArray, workers: int, lower: int, upper: int,
 ) -> tuple[Floats, Floats, NDArray]:  # fmt: skip
     n, world = len(run), len(list_start) - 1
     unmet = unmet0 + gated
@@ -104,6 +107,10 @@ def _play(
     left, since, factor = np.zeros(world), np.zeros(world), np.ones(world)
     version = np.zeros(n, np.int64)
     active = np.zeros((world, 4), np.int64)  # sends, receives, collectives, copies that go on
+    # Communication that goes on and that compute slows down: how many of its ranks compute, how many times as long it
+    # takes meanwhile, and (of what passes no card) what was left of it when.
+    talks, talking, hindered = np.empty(n, np.int64), 0, slowed.max() > 1.0
+    beside, pace, rest, seen = np.zeros(n, np.int64), np.ones(n), np.zeros(n), np.zeros(n)
     busy = np.zeros(resources, np.bool_)  # of ranks with a policy
     waiting = [np.int64(0) for _ in range(0)]  # operations that are ready and want such a resource
     # The same of flows at their cards, and what is asked of each card.
@@ -154,7 +161,7 @@ def _play(
             flows[count] = op
             count += 1
             serial = balance(
-                queue, serial, now, flows, count, card_start, card_items, share, load, work, met, slower, version
+                queue, serial, now, flows, count, card_start, card_items, share, load, work, met, slower, version, pace
             )  # fmt: skip
             continue
         if what == END and flowing and now < issued[op]:  # its bytes are through, and its host is still at it
@@ -163,7 +170,8 @@ def _play(
             version[op] += 1
             heapq.heappush(queue, (issued[op], serial, op, END, version[op]))
             serial = balance(
-                queue, serial + 1, now, flows, count, card_start, card_items, share, load, work, met, slower, version
+                queue, serial + 1, now, flows, count, card_start, card_items, share, load, work, met, slower, version,
+                pace,
             )  # fmt: skip
             continue
         if what == START:
@@ -173,10 +181,17 @@ def _play(
                 factor[rank] = _factor(active, rank, factors)
                 over = max(now + left[rank] * factor[rank], issued[op])
                 heapq.heappush(queue, (over, serial, op, END, version[op]))
-            elif flowing:
-                heapq.heappush(queue, (now + lead[op], serial, op, JOIN, np.int64(0)))
             else:
-                heapq.heappush(queue, (max(now + run[op], issued[op]), serial, op, END, version[op]))
+                if slowed[noise[op]] > 1.0:
+                    talks[talking] = op
+                    talking += 1
+                    beside[op] = _computing(op, running, member_start, member_items, peer_of)
+                    rest[op], seen[op] = run[op], now
+                    pace[op] = slowed[noise[op]] if beside[op] > 0 else 1.0
+                if flowing:
+                    heapq.heappush(queue, (now + lead[op], serial, op, JOIN, np.int64(0)))
+                else:
+                    heapq.heappush(queue, (max(now + run[op] * pace[op], issued[op]), serial, op, END, version[op]))
             serial += 1
         else:
             end[op] = now
@@ -185,7 +200,8 @@ def _play(
             if flowing:
                 count = leave(flows, count, op)
                 serial = balance(
-                    queue, serial, now, flows, count, card_start, card_items, share, load, work, met, slower, version
+                    queue, serial, now, flows, count, card_start, card_items, share, load, work, met, slower, version,
+                    pace,
                 )  # fmt: skip
             for k in range(succ_start[op], succ_start[op + 1]):
                 after = succ_items[k]
@@ -213,6 +229,8 @@ def _play(
                                 top += 1
             if noise[op] == _COMPUTE:
                 running[rank] = -1
+            elif slowed[noise[op]] > 1.0:
+                talking = leave(talks, talking, op)
             for k in range(claim_start[op], claim_start[op + 1]):
                 busy[claim_items[k]] = False
             if waits[op]:
@@ -224,6 +242,28 @@ def _play(
                         member, cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue, todo,
                         top,
                     )  # fmt: skip
+        # Compute that starts or stops changes the speed of communication that its rank takes part in.
+        if hindered and noise[op] == _COMPUTE:
+            for k in range(talking):
+                talk = talks[k]
+                if not _takes_part(rank, talk, member_start, member_items, peer_of):
+                    continue
+                beside[talk] += 1 if what == START else -1
+                new = slowed[noise[talk]] if beside[talk] > 0 else 1.0
+                if new == pace[talk]:
+                    continue
+                rest[talk] = max(rest[talk] - (now - seen[talk]) / pace[talk], 0.0)
+                seen[talk], pace[talk] = now, new
+                if card_start[talk] < card_start[talk + 1]:
+                    serial = balance(
+                        queue, serial, now, flows, count, card_start, card_items, share, load, work, met, slower,
+                        version, pace,
+                    )  # fmt: skip
+                else:
+                    version[talk] += 1
+                    over = max(now + rest[talk] * new, issued[talk])
+                    heapq.heappush(queue, (over, serial, talk, END, version[talk]))
+                    serial += 1
         # Communication that starts or stops changes the speed of compute on the ranks that it touches.
         if noise[op] == _COMPUTE or noise[op] == _QUIET:
             continue
@@ -284,3 +324,24 @@ def _factor(active: NDArray, rank: int, factors: Floats) -> float:
         if active[rank, kind] > 0 and factors[kind] > slowest:
             slowest = factors[kind]
     return slowest
+
+
+@njit(cache=True)
+def _takes_part(rank: int, op: int, member_start: NDArray, member_items: NDArray, peer_of: NDArray) -> bool:
+    """Whether a rank is one of those that communicate here."""
+    found = peer_of[op] == rank
+    for k in range(member_start[op], member_start[op + 1]):
+        found = found or member_items[k] == rank
+    return found
+
+
+@njit(cache=True)
+def _computing(op: int, running: NDArray, member_start: NDArray, member_items: NDArray, peer_of: NDArray) -> int:
+    """How many of the ranks that communicate here compute now."""
+    count = 0
+    if peer_of[op] >= 0 and running[peer_of[op]] >= 0:
+        count += 1
+    for k in range(member_start[op], member_start[op + 1]):
+        if running[member_items[k]] >= 0 and member_items[k] != peer_of[op]:
+            count += 1
+    return count

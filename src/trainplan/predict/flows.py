@@ -46,11 +46,12 @@ def no_flows(ops: int) -> Flows:
 @njit(cache=True)
 def balance(
     queue: list[Any], serial: int, now: float, flows: Ints, count: int, card_start: Ints, card_items: Ints,
-    share: Floats, load: Floats, left: Floats, since: Floats, factor: Floats, version: Ints,
+    share: Floats, load: Floats, left: Floats, since: Floats, factor: Floats, version: Ints, beside: Floats,
 ) -> int:  # fmt: skip
     """Give the first `count` flows the speed that their cards allow from now on; their new ends go into the queue.
 
-    `left` is the work of a flow that was left at `since`, and has taken `factor` times as long since then.
+    `left` is the work of a flow that was left at `since`, and has taken `factor` times as long since then; `beside` is
+    how many times as long it takes because of what its ranks do meanwhile.
     """
     load[:] = 0.0
     for k in range(count):
@@ -61,6 +62,7 @@ def balance(
         slower = 1.0
         for c in range(card_start[flow], card_start[flow + 1]):
             slower = max(slower, load[card_items[c]])
+        slower *= beside[flow]
         if slower == factor[flow]:
             continue
         if factor[flow] > 0:

@@ -34,37 +34,45 @@ def line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
     return latency, 1 / slope if slope > 0 else float(size[-1] / time[-1])
 
 
-def slowdown(samples: Sequence[dict[str, float]]) -> float:
-    """How many times longer compute takes while communication goes on (`cluster.Slowdown`).
+def slowdown(samples: Sequence[dict[str, float]]) -> tuple[float, float]:
+    """How many times longer compute takes while communication goes on, and communication while ranks compute
+    (`cluster.Slowdown`).
 
-    Alone, compute takes C and communication M. Together, compute takes T > C, and communication goes on for another
-    W after it; issuing it took I, before the clock of T ran. So of M, M − I − W went on beside compute and cost it
-    T − C: compute advanced by M − I − W − (T − C) meanwhile.
+    Alone, compute takes C and communication M. Together, compute takes T > C, and communication is over E seconds after
+    issuing it began; that took I, before the clock of T ran. So both went on for D = min(E − I, T) seconds. What went
+    before compute, I, and what was left after it, W = max(0, E − I − T), went at full speed: communication advanced by
+    M − I − W in these D seconds, and compute lost T − C of them.
 
-    >>> perfect = {"alone": 1.0, "communication": 0.5, "issue": 0.0, "together": 1.0, "after": 0.0}
-    >>> slowdown([perfect]), slowdown([perfect | {"together": 1.25}]), slowdown([perfect | {"together": 1.5}])
-    (1.0, 2.0, 20.0)
-    >>> slowdown([perfect | {"communication": 2.0, "together": 1.5, "after": 1.0}])
-    2.0
+    >>> perfect = {"alone": 1.0, "communication": 0.5, "issue": 0.0, "together": 1.0, "over": 0.5}
+    >>> slowdown([perfect]), slowdown([perfect | {"together": 1.25}]), slowdown([perfect | {"over": 0.75}])
+    ((1.0, 1.0), (2.0, 1.0), (1.0, 1.5))
+    >>> slowdown([perfect | {"communication": 2.0, "together": 1.5, "over": 2.5}])
+    (1.5, 1.5)
     """
-    lost = []
+    lost, longer = [], []
     for sample in samples:
-        beside = sample["communication"] - sample["issue"] - sample["after"]
-        if beside > 0.1 * sample["communication"]:
-            lost.append((sample["together"] - sample["alone"]) / beside)
+        both = min(sample["over"] - sample["issue"], sample["together"])
+        after = max(0.0, sample["over"] - sample["issue"] - sample["together"])
+        advanced = sample["communication"] - sample["issue"] - after
+        if advanced > 0.1 * sample["communication"] and both > 0:
+            lost.append((sample["together"] - sample["alone"]) / both)
+            longer.append(both / advanced)
     if not lost:
-        return 1.0
-    advanced = 1 - max(median(lost), 0.0)
-    return min(1 / advanced, MOST_SLOWDOWN) if advanced > 0 else MOST_SLOWDOWN
+        return 1.0, 1.0
+    left = 1 - max(median(lost), 0.0)
+    of_compute = min(1 / left, MOST_SLOWDOWN) if left > 0 else MOST_SLOWDOWN
+    return of_compute, min(max(median(longer), 1.0), MOST_SLOWDOWN)
 
 
 def slowdowns(workers: Sequence[Samples]) -> Slowdown:
-    """The slow-downs of every kind that was measured."""
-    found = {}
+    """The slow-downs of every kind that was measured. Both ends of a message see it going on for as long."""
+    found: dict[str, float] = {}
     for kind in ("send", "receive", "collective", "copy"):
         samples = [sample for worker in workers for sample in worker.get(f"overlap.{kind}", [])]
         if samples:
-            found[kind] = slowdown(samples)
+            found[kind], slowed = slowdown(samples)
+            if kind != "send":  # a sender may be done when its message is still under way
+                found["slowed_message" if kind == "receive" else f"slowed_{kind}"] = slowed
     return Slowdown(**found)
 
 

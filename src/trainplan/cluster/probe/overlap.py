@@ -1,12 +1,14 @@
 """Compute beside communication: how much of one the other costs.
 
 Each round times compute alone, communication alone, and both at once, right after each other, so that drift of the
-machine hits all three. `fit.slowdown` makes one number of them.
+machine hits all three. `fit.slowdown` makes two numbers of them: how much slower compute is beside communication, and
+communication beside compute.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -20,7 +22,8 @@ from trainplan.units import MIB
 
 MESSAGE = 4 * MIB  # about the size of a gradient bucket or of an activation
 COMPUTE_S = 0.12  # what compute takes alone, about
-SHARE = 0.6  # communication alone takes so much of that, so that it ends before compute even when both are slowed
+POLL_S = 2e-4
+SHARE = 0.6  # communication alone takes so much of that, so that it mostly ends before compute when both are slowed
 
 Start = Callable[[int], list[dist.Work]]  # starts so many messages
 
@@ -64,10 +67,9 @@ def prepare(team: Team, quick: bool) -> Round:
             started = time.perf_counter()
             works = start(many[kind])
             issue = time.perf_counter() - started
+            watch = Watch(team, works)
             together = compute()
-            started = time.perf_counter()
-            _wait(team, works)
-            after = time.perf_counter() - started
+            over = watch.over() - started
             team.barrier()
             alone = (alone + compute()) / 2  # before and after, so that steady drift cancels
             sample = {"alone": alone, "communication": communication, "issue": issue}
@@ -76,9 +78,40 @@ def prepare(team: Team, quick: bool) -> Round:
                 name = "send" if team.rank % 2 == 0 else "receive"
                 if team.rank == team.count - 1 and team.count % 2:
                     continue  # the odd one out computes with the others and has nobody to talk to
-            record(f"overlap.{name}", sample | {"together": together, "after": after})
+            record(f"overlap.{name}", sample | {"together": together, "over": over})
 
     return one_round
+
+
+class Watch:
+    """Notes when communication is over while this process computes.
+
+    gloo cannot say whether it is, only wait for it; so a thread does, which takes no time of a core. NCCL can, and
+    waiting would make the device's own stream wait.
+    """
+
+    def __init__(self, team: Team, works: list[dist.Work]) -> None:
+        self.team, self.works, self.moment = team, works, 0.0
+        self.thread = threading.Thread(target=self._wait, daemon=True)
+        self.thread.start()
+
+    def over(self) -> float:
+        """When all of it was over."""
+        self.thread.join()
+        if self.team.backend == "nccl":
+            _wait(self.team, self.works)
+        return self.moment
+
+    def _wait(self) -> None:
+        if self.team.device.type == "cuda":
+            torch.cuda.set_device(self.team.device)
+        for work in reversed(self.works):  # those before the last one are over when it is, or soon after
+            if self.team.backend == "nccl" and isinstance(work, dist.Work):
+                while not work.is_completed():
+                    time.sleep(POLL_S)
+            else:
+                work.wait()
+        self.moment = time.perf_counter()
 
 
 def _wait(team: Team, works: list[dist.Work]) -> None:

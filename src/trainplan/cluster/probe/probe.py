@@ -24,6 +24,7 @@ from trainplan.units import gib, percent
 FULL_S, QUICK_S = 14.0, 4.5  # of measuring; starting the workers comes on top
 FULL_ROUNDS, QUICK_ROUNDS = 4, 3  # at the least
 MOST_WORKERS = 256
+MEASURES = 2  # counts up when a probe measures more than before: what was remembered then is not enough
 DISTURBED = 0.1  # share of the machine that others may use before a probe says so
 
 Progress = Callable[[str, float], None]
@@ -106,6 +107,7 @@ def _path(count: int, device: str, backend: str, threads: int, quick: bool) -> P
     """The file that such a probe of this machine with these versions is kept in."""
     key: dict[str, Any] = machine.identity() | machine.versions()
     key |= {"workers": count, "device": device, "backend": backend, "threads": threads, "quick": quick}
+    key["measures"] = MEASURES
     mark = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     return machine.cache_folder() / f"cluster-{mark}.json"
 
