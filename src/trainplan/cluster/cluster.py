@@ -122,6 +122,8 @@ class Cluster:
     dispatch_s: float = 0.0  # host time of the engine for one operation, beside the operation itself
     source: str = ""  # "catalogue", "probed 2026-11-15 …", a file
     notes: tuple[str, ...] = ()  # what the short name stood for, printed to the user
+    # How far apart devices are that should be equally fast, while all of them compute: standard deviation over mean.
+    spread: float = 0.0
 
     @cached_property
     def ranks(self) -> tuple[tuple[int, int], ...]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from trainplan.cluster.cluster import Cluster, Device, Link, Node
-from trainplan.units import gb_per_s, gib, seconds, significant, tflops
+from trainplan.units import gb_per_s, gib, percent, seconds, significant, tflops
 
 
 def describe(cluster: Cluster) -> str:
@@ -108,6 +108,8 @@ def _measured(cluster: Cluster) -> list[tuple[str, str]]:
     if len(cluster.contention) > 1:
         most = len(cluster.contention)
         rows.append(("busy", f"compute takes {cluster.contention[-1]:.2f} × when {most} devices of a node are at work"))
+    if cluster.spread:
+        rows.append(("spread", f"devices that should be equally fast are {percent(cluster.spread)} apart"))
     return rows
 
 

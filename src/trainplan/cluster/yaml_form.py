@@ -16,7 +16,7 @@
       host_memory: 192GB
       cores: 24
       disk: 2GB/s
-    slowdown: {collective: 1.3}         # and what else a probe measures: contention, collectives, dispatch
+    slowdown: {collective: 1.3}         # and what else a probe measures: contention, spread, collectives, dispatch
 
 A number may carry its source: `rate: {value: 48GB/s, source: measured}`. Unknown keys are errors.
 """
@@ -34,7 +34,9 @@ from trainplan.errors import InputError
 from trainplan.units import parse_bytes, parse_rate, parse_seconds
 
 BACKENDS = ("gloo", "gloo-staged", "nccl")
-_CLUSTER_KEYS = ("name", "backend", "nodes", "slowdown", "contention", "dispatch", "collectives", "source", "notes")
+_CLUSTER_KEYS = (
+    "name", "backend", "nodes", "slowdown", "contention", "dispatch", "collectives", "source", "notes", "spread",
+)  # fmt: skip
 _NODE_KEYS = (
     "count", "name", "type", "devices", "inside", "pairs", "network", "host_memory", "cores", "disk",
     "price_per_hour", "sources",
@@ -78,6 +80,7 @@ def read_cluster(data: Any, where: str) -> Cluster:
         dispatch_s=reading.sourced(data.get("dispatch", 0), f"{where}: dispatch", parse_seconds)[0],
         source=reading.text(data.get("source", f"file {where}"), f"{where}: source"),
         notes=tuple(reading.text(note, f"{where}: notes") for note in data.get("notes") or []),
+        spread=reading.sourced(data.get("spread", 0), f"{where}: spread", reading.share)[0],
     )
 
 

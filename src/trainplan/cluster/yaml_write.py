@@ -41,6 +41,8 @@ def to_yaml(cluster: Cluster) -> str:
         data["slowdown"] = slowdown
     if cluster.contention:
         data["contention"] = list(cluster.contention)
+    if cluster.spread:
+        data["spread"] = cluster.spread
     if cluster.dispatch_s:
         data["dispatch"] = _seconds(cluster.dispatch_s)
     if cluster.collectives:

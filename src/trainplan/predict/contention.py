@@ -13,6 +13,15 @@ each other are slowed down much alike: their bubbles grow as their work does. Wi
 that of four slices of a GPU does, it is less than 0.1 % (`tests/predict/test_contention.py`), with one that doubles up
 to 4 %.
 
+And they wait for each other, so that the slowest of them counts. Devices that should be equally fast are not: of the
+cores of a shared machine now one and now another is a few percent slower, for seconds. Of n that compute at once, each
+of them the `spread` of the cluster (a standard deviation) off the mean, the slowest takes
+
+    1 + spread · E[largest of n standard normal numbers]
+
+times as long as the mean, and the table is so much higher. (Workers of asynchronous servers wait for nobody: there the
+mean counts.)
+
 Some of n is known before: a rank that stands for its copies in all replicas computes when they do, and no more ranks
 compute than there are. Where the table is the same from the one to the other, nothing need be played for it; and the
 least of the table from the one to the other is what a search may count on.
@@ -21,13 +30,15 @@ least of the table from the one to the other is what a search may count on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
+from trainplan.plan.served import ASYNCHRONOUS
 from trainplan.predict.clock import Played
 from trainplan.program.ops import COMPUTES
 from trainplan.program.program import Ints, are
@@ -107,12 +118,25 @@ def contention(plan: Plan, cluster: Cluster, fold: bool) -> Contention:
             for other in plan.slicers(rank) if plan.tp > 1 else (rank,):
                 stands[cluster.node_of(other), place] += 1
     table = np.array(cluster.contention or (1.0,))
-    return Contention(table[np.minimum(np.arange(stands.sum(axis=1).max()), len(table) - 1)], node[0], stands)
+    most = int(stands.sum(axis=1).max())
+    apart = 0.0 if plan.exchange in ASYNCHRONOUS else cluster.spread
+    slowest = 1.0 + apart * np.array([largest(count) for count in range(1, most + 1)])
+    return Contention(table[np.minimum(np.arange(most), len(table) - 1)] * slowest, node[0], stands)
+
+
+@cache
+def largest(count: int) -> float:
+    """The largest of so many numbers of the standard normal distribution, as is to be expected (Blom's approximation).
+
+    >>> [round(largest(count), 2) for count in (1, 2, 8)]  # exactly 0, 0.56 and 1.42
+    [0.0, 0.59, 1.43]
+    """
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def alike(plan: Plan, cluster: Cluster, batch: int) -> bool:
     """Whether one replica stands for all in this respect: they have as much to do, in as much company."""
-    if len(set(cluster.contention)) <= 1:
+    if len(set(cluster.contention)) <= 1 and not cluster.spread:
         return True
     stands = contention(plan, cluster, fold=True).stands
     company = {

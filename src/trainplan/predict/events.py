@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from trainplan.cluster.cluster import Slowdown
 from trainplan.predict.flows import END, JOIN, START, Flows, balance, leave
+from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.policies import goes_before
 from trainplan.program.program import Program
@@ -49,13 +50,14 @@ def play(
     priority = program.priority if program.priority is not None else np.zeros(len(program), dtype=np.int64)
     policy = np.array(program.policy or (0,) * program.world, dtype=np.int64)
     factors = np.array([slowdown.send, slowdown.receive, slowdown.collective, slowdown.copy])
-    slowed = np.ones(5)
-    slowed[[_MESSAGE, _COLLECTIVE, _COPY]] = slowdown.slowed_message, slowdown.slowed_collective, slowdown.slowed_copy
+    slowed = np.array([1.0, slowdown.slowed_message, slowdown.slowed_collective, slowdown.slowed_copy, 1.0])
+    rounds = np.array([c.by in BY_ROUNDS for c in program.classes], dtype=bool)[program.cost]  # of messages
+    slower = slowed[np.where(rounds, _MESSAGE, noise[program.kind])]
     claim_start, claim_items = _claims(program, wiring)
     return _play(
         program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet,
         wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items, policy, priority,
-        program.rank, program.peer, noise[program.kind], factors, slowed, claim_start, claim_items,
+        program.rank, program.peer, noise[program.kind], factors, slower, claim_start, claim_items,
         len(program.resource_rank), run, issue, flows.card_start, flows.card_items, flows.share,
         np.minimum(flows.lead, run), flows.cards, *_pushes(program), *(program.bound or (0, 0)),
     )  # fmt: skip
@@ -182,12 +184,12 @@ def _play(
                 over = max(now + left[rank] * factor[rank], issued[op])
                 heapq.heappush(queue, (over, serial, op, END, version[op]))
             else:
-                if slowed[noise[op]] > 1.0:
+                if slowed[op] > 1.0:
                     talks[talking] = op
                     talking += 1
                     beside[op] = _computing(op, running, member_start, member_items, peer_of)
                     rest[op], seen[op] = run[op], now
-                    pace[op] = slowed[noise[op]] if beside[op] > 0 else 1.0
+                    pace[op] = slowed[op] if beside[op] > 0 else 1.0
                 if flowing:
                     heapq.heappush(queue, (now + lead[op], serial, op, JOIN, np.int64(0)))
                 else:
@@ -229,7 +231,7 @@ def _play(
                                 top += 1
             if noise[op] == _COMPUTE:
                 running[rank] = -1
-            elif slowed[noise[op]] > 1.0:
+            elif slowed[op] > 1.0:
                 talking = leave(talks, talking, op)
             for k in range(claim_start[op], claim_start[op + 1]):
                 busy[claim_items[k]] = False
@@ -249,7 +251,7 @@ def _play(
                 if not _takes_part(rank, talk, member_start, member_items, peer_of):
                     continue
                 beside[talk] += 1 if what == START else -1
-                new = slowed[noise[talk]] if beside[talk] > 0 else 1.0
+                new = slowed[talk] if beside[talk] > 0 else 1.0
                 if new == pace[talk]:
                     continue
                 rest[talk] = max(rest[talk] - (now - seen[talk]) / pace[talk], 0.0)

@@ -184,7 +184,7 @@ def _on_hosts(plan: Plan, cluster: Cluster, ranks: list[int], peaks: list[int], 
 def _beside_others(plan: Plan, program: Program, alone: Setting, wiring: Wiring, flows: Flows | None) -> Setting:
     """The setting of a program whose ranks slow each other down, from that in which nobody is in anybody's way."""
     cluster = alone.cluster
-    if not cluster.contention:
+    if not cluster.contention and not cluster.spread:
         return alone
     fold = program.replicas > 1
     company = contention(plan, cluster, fold)

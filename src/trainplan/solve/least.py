@@ -45,7 +45,7 @@ class Least:
         self.size = split(batch, plan.dp)[0] // plan.micro
         usual = plan.lines == 1 or plan.placement == usual_placement(plan)
         # Compute takes longer beside others of the node; not so the host that issues it.
-        self.slowed = at_least(plan, cluster, batch).least if cluster.contention else 1.0
+        self.slowed = at_least(plan, cluster, batch).least if cluster.contention or cluster.spread else 1.0
         self.known = usual and not plan.spread and not plan.order and not plan.slices
 
     def __call__(self, cuts: tuple[int, ...]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,23 @@ def contention(workers: Sequence[Samples], count: int, cores: int = 0) -> tuple[
         ratios.append(max(ratio, 1.0) * max(1.0, busy / cores if cores else 1.0))
     rising = np.maximum.accumulate(ratios)
     return tuple(round(float(value), 4) for value in np.interp(range(1, count + 1), measured, rising))
+
+
+def spread(workers: Sequence[Samples]) -> float:
+    """How far apart workers are that do the same at the same time: standard deviation over mean.
+
+    What comes and goes within a probe cancels, since the median over its rounds is taken of every worker first: what is
+    left is what a core of a shared machine is slower than another for seconds.
+
+    >>> spread([{"busy.1": [1.0], "busy.2": [1.0, 1.0, 1.3]}, {"busy.2": [1.2, 1.2, 1.1]}, {}])
+    0.1286
+    >>> spread([{"busy.1": [1.0]}])
+    0.0
+    """
+    names = [name for name in workers[0] if name.startswith("busy.")]
+    last = max(names, key=lambda name: int(name.removeprefix("busy.")))
+    times = [median(worker[last]) for worker in workers if last in worker]
+    return round(stdev(times) / mean(times), 4) if len(times) > 1 else 0.0
 
 
 def collectives(workers: Sequence[Samples]) -> tuple[Curve, ...]:

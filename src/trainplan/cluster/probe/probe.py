@@ -171,6 +171,7 @@ def _cluster(
         contention=fit.contention(workers, count, machine.cores() if settings["device"] == "cpu" else 0),
         source=source,
         notes=tuple(notes),
+        spread=fit.spread(workers),
     )
 
 
