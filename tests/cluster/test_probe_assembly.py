@@ -16,10 +16,11 @@ def _results(device="", sharers=1):
     if device:
         first |= {"host.pinned": [5e10, 6e10], "host.pageable": [2e9]}
     felt = {"alone": 1.0, "communication": 0.5, "issue": 0.0, "together": 1.375, "over": 0.75}
+    second = {"busy.2": [1.4]}
     moments = {f"all_reduce.2.{size}": [(0.0, 2e-4 + size / 5e8)] for size in sizes}
-    workers = [first | moments | {"overlap.send": [felt]}, moments | {"overlap.receive": [felt]}]
+    workers = [first | moments | {"overlap.2.send": [felt]}, second | moments | {"overlap.2.receive": [felt]}]
     for worker in workers:
-        worker |= {"overlap.collective": [felt], "message": [2e-5, 4e-5, 3e-5]}
+        worker |= {"overlap.2.collective": [felt], "message": [2e-5, 4e-5, 3e-5]}
     return [{"samples": worker, "device": device, "sharers": sharers, "torch": "2.13.0"} for worker in workers]
 
 
@@ -52,7 +53,23 @@ def test_cores(pretend):
     assert (found.slowdown.send, found.slowdown.receive, found.slowdown.collective) == (2.0, 2.0, 2.0)
     assert (found.slowdown.slowed_message, found.slowdown.slowed_collective) == (1.5, 1.5)
     assert found.contention == (1.0, 1.2)
+    assert found.slowdown_of_two is None  # two are all
+    assert found.spread == pytest.approx(0.2 / 1.3 / 2**0.5, abs=1e-4)
     assert [(curve.op, curve.ranks) for curve in found.collectives] == [("p2p", 2), ("all_reduce", 2)]
+
+
+def test_two_workers_of_many_leave_cores_to_communication(pretend, monkeypatch):
+    pretend()
+    few = _results()
+    crowded = {"alone": 1.0, "communication": 0.5, "issue": 0.0, "together": 1.5, "over": 1.0}
+    many = [*few, {**few[1], "samples": few[1]["samples"] | {"busy.3": [1.4]}}]
+    for worker in many:
+        worker["samples"] = worker["samples"] | {"overlap.3.collective": [crowded]}
+    monkeypatch.setattr(probing, "run_workers", lambda *_, **__: many)
+    found = probing.probe(3, refresh=True)
+    assert found.slowdown_of_two.slowed_collective == 1.5
+    assert found.slowdown_of(3).slowed_collective == found.slowdown.slowed_collective == 2.0
+    assert probing.probe(3, refresh=True, quick=True).slowdown_of_two is None  # there was no time for it
 
 
 def test_workers_that_share_a_gpu(pretend):

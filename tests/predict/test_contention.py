@@ -86,6 +86,21 @@ def test_the_naive_order_computes_alone_and_replicas_all_at_once() -> None:
             assert predict(plan(dp=dp, blocks=2), chain(2), where, 2 * dp, keep).compute_s == pytest.approx(6 * factor)
 
 
+def test_replicas_wait_for_the_slowest_and_workers_of_asynchronous_servers_do_not() -> None:
+    """Devices that are 5 % apart: held against what many draws of as many come to."""
+    where = cluster(devices=5, rate=1e12, spread=0.05)
+    draws = np.random.default_rng(0).normal(1.0, 0.05, (200_000, 4))
+    for dp in (1, 2, 4):
+        slowest = draws[:, :dp].max(axis=1).mean()
+        for keep in (True, False):
+            found = predict(plan(dp=dp, blocks=2), chain(2), where, 2 * dp, keep)
+            assert found.compute_s == pytest.approx(6 * slowest, rel=2e-3)
+    assert predict(cut("naive", 4), chain(4), where, 8).step_s == pytest.approx(8 * 4 * 3, rel=1e-6)
+    served = [plan(dp=4, blocks=2, exchange=word, servers=1) for word in ("ps-bsp", "ps-asp")]
+    in_step, apart = (predict(made, chain(2), where, 8).compute_s for made in served)
+    assert in_step > 1.04 * apart
+
+
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 4), (4, 8)])
 def test_gems_computes_alone_or_in_twos(p: int, m: int) -> None:
     """One micro-batch goes back while the next comes, and all else is alone: work and time say how much of each."""

@@ -6,7 +6,7 @@ Ranks count over the devices of node 0, then node 1, and so on. `Cluster.link(a,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,8 @@ class Cluster:
     notes: tuple[str, ...] = ()  # what the short name stood for, printed to the user
     # How far apart devices are that should be equally fast, while all of them compute: standard deviation over mean.
     spread: float = 0.0
+    # `slowdown` is when all devices are at it. With two of them there may be cores to spare; None: it is not known.
+    slowdown_of_two: Slowdown | None = None
 
     @cached_property
     def ranks(self) -> tuple[tuple[int, int], ...]:
@@ -143,6 +145,23 @@ class Cluster:
     def known_messages(self) -> dict[Any, Any]:
         """By source, target and bytes, the same of messages."""
         return {}
+
+    def slowdown_of(self, ranks: int) -> Slowdown:
+        """The slow-downs when so many devices compute and communicate: by a straight line from two to all.
+
+        >>> two, all_8 = Slowdown(slowed_collective=1.5), Slowdown(slowed_collective=3.0)
+        >>> device, link = Device("cpu", 1, {}, 1.0), Link("", 0.0, 1.0)
+        >>> cluster = Cluster("", (Node("", (device,) * 8, link),), "gloo", slowdown=all_8, slowdown_of_two=two)
+        >>> [cluster.slowdown_of(ranks).slowed_collective for ranks in (1, 2, 4, 8)]
+        [1.5, 1.5, 2.0, 3.0]
+        """
+        two = self.slowdown_of_two
+        if two is None or self.world <= 2:
+            return self.slowdown
+        way = min(max((ranks - 2) / (self.world - 2), 0.0), 1.0)
+        names = [field.name for field in fields(Slowdown)]
+        ends = {name: (getattr(two, name), getattr(self.slowdown, name)) for name in names}
+        return Slowdown(**{name: few + way * (all_of - few) for name, (few, all_of) in ends.items()})
 
     def device(self, rank: int) -> Device:
         node, local = self._place(rank)

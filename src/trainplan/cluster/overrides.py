@@ -150,7 +150,8 @@ def _slowdown(cluster: Cluster, key: str, value: Value) -> Cluster:
     if factor < 1:
         raise InputError(str(value), "it would make compute faster beside communication", "slowdown=1 or more")
     of_compute = dict.fromkeys(("send", "receive", "collective", "copy"), factor)
-    return replace(cluster, slowdown=replace(cluster.slowdown, **of_compute))
+    few = cluster.slowdown_of_two and replace(cluster.slowdown_of_two, **of_compute)
+    return replace(cluster, slowdown=replace(cluster.slowdown, **of_compute), slowdown_of_two=few)
 
 
 def _backend(cluster: Cluster, key: str, value: Value) -> Cluster:

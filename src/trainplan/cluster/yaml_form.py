@@ -36,6 +36,7 @@ from trainplan.units import parse_bytes, parse_rate, parse_seconds
 BACKENDS = ("gloo", "gloo-staged", "nccl")
 _CLUSTER_KEYS = (
     "name", "backend", "nodes", "slowdown", "contention", "dispatch", "collectives", "source", "notes", "spread",
+    "slowdown_of_two",
 )  # fmt: skip
 _NODE_KEYS = (
     "count", "name", "type", "devices", "inside", "pairs", "network", "host_memory", "cores", "disk",
@@ -80,6 +81,9 @@ def read_cluster(data: Any, where: str) -> Cluster:
         dispatch_s=reading.sourced(data.get("dispatch", 0), f"{where}: dispatch", parse_seconds)[0],
         source=reading.text(data.get("source", f"file {where}"), f"{where}: source"),
         notes=tuple(reading.text(note, f"{where}: notes") for note in data.get("notes") or []),
+        slowdown_of_two=_read_slowdown(data["slowdown_of_two"], f"{where}: slowdown_of_two")
+        if "slowdown_of_two" in data
+        else None,
         spread=reading.sourced(data.get("spread", 0), f"{where}: spread", reading.share)[0],
     )
 

@@ -18,7 +18,7 @@ import yaml
 
 from trainplan import files
 from trainplan.cluster import catalogue
-from trainplan.cluster.cluster import Cluster, Device, Link, Node
+from trainplan.cluster.cluster import Cluster, Device, Link, Node, Slowdown
 from trainplan.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 
 _BYTES = (("TiB", 2**40), ("TB", 10**12), ("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20))
@@ -36,9 +36,10 @@ def to_yaml(cluster: Cluster) -> str:
     """A YAML text that `yaml_form.read_cluster` turns into an equal cluster."""
     data: dict[str, Any] = {"name": cluster.name, "backend": cluster.backend}
     data["nodes"] = [_counted(_node(node), many) for node, many in _runs(cluster.nodes)]
-    slowdown = {key: value for key, value in files.to_json(cluster.slowdown).items() if value != 1.0}
-    if slowdown:
+    if slowdown := _slowdown(cluster.slowdown):
         data["slowdown"] = slowdown
+    if cluster.slowdown_of_two is not None:
+        data["slowdown_of_two"] = _slowdown(cluster.slowdown_of_two)
     if cluster.contention:
         data["contention"] = list(cluster.contention)
     if cluster.spread:
@@ -51,6 +52,10 @@ def to_yaml(cluster: Cluster) -> str:
     if cluster.notes:
         data["notes"] = list(cluster.notes)
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+
+
+def _slowdown(slowdown: Slowdown) -> dict[str, float]:
+    return {key: value for key, value in files.to_json(slowdown).items() if value != 1.0}
 
 
 def _node(node: Node) -> dict[str, Any]:

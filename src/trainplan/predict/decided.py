@@ -37,26 +37,31 @@ def expected_agendas(
     replicas = (0,) if fold else tuple(range(plan.dp))
     layout = Layout(plan, profile, batch, backend(cluster.backend), replicas)
     agendas: Agendas = {}
-    for _ in range(1 if cluster.slowdown == Slowdown() else 2):
+    slowdown = cluster.slowdown_of(plan.world)
+    for _ in range(1 if slowdown == Slowdown() else 2):
         program = lower(plan, profile, batch, cluster.backend, fold=fold, agendas=(agendas,) if agendas else ())
         run, issue = costs(program, setting)
-        played = play(program, run, issue, cluster.slowdown, flows=flows_of(program, plan, cluster))
-        agendas = {stage: _expected(played, layout, stage, setting) for stage in layout.stages if layout.buckets[stage]}
+        played = play(program, run, issue, slowdown, flows=flows_of(program, plan, cluster))
+        agendas = {
+            stage: _expected(played, layout, stage, setting, slowdown.slowed_collective)
+            for stage in layout.stages
+            if layout.buckets[stage]
+        }
     return agendas
 
 
-def _expected(played: Played, layout: Layout, stage: int, setting: Setting) -> Agenda:
-    """The rounds of a stage whose backward passes have been played."""
+def _expected(played: Played, layout: Layout, stage: int, setting: Setting, slowed: float) -> Agenda:
+    """The rounds of a stage whose backward passes have been played; beside these, sums take `slowed` times as long."""
     plan, rule = layout.plan, layout.decided[stage].rule
     members, sizes = tuple(sorted(plan.replicas_of(stage))), set(rule.sizes)
 
     def seconds(size: int) -> float:
         tensors = 1 if size in sizes else 2
         c = CostClass(Kind.REDUCE_GRAD, 0, -1, 0, plan.blocks, 0, size, members, tensors=tensors, background=True)
-        return RULES[Kind.REDUCE_GRAD](c, setting)[0]
+        return RULES[Kind.REDUCE_GRAD](c, setting)[0] * slowed
 
     told = CostClass(Kind.NEGOTIATE, 0, -1, 0, plan.blocks, 0, rule.bits_bytes, members, background=True)
-    bits = RULES[Kind.NEGOTIATE](told, setting)[0]
+    bits = RULES[Kind.NEGOTIATE](told, setting)[0] * slowed
     return rounds(rule, *_ready(played, layout, stage), seconds, bits).agenda
 
 

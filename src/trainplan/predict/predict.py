@@ -126,7 +126,7 @@ def predict(
         check(program, wiring)
         setting = _beside_others(plan, program, alone, wiring, flows)
     run, issue = costs(program, setting)
-    played = play(program, run, issue, cluster.slowdown, wiring, flows)
+    played = play(program, run, issue, cluster.slowdown_of(plan.world), wiring, flows)
     step_s = step_seconds(played)
     free = run.copy()
     lanes = np.array([SPECS[kind].lane for kind in Kind])
@@ -190,7 +190,7 @@ def _beside_others(plan: Plan, program: Program, alone: Setting, wiring: Wiring,
     company = contention(plan, cluster, fold)
     slowed = company.known()
     if slowed is None:
-        played = play(program, *costs(program, alone), cluster.slowdown, wiring, flows)
+        played = play(program, *costs(program, alone), cluster.slowdown_of(plan.world), wiring, flows)
         slowed = company.found(played, step_seconds(played))
     by_rank = np.ones(cluster.world)
     by_rank[list(plan.ranks(0) if fold else (*plan.leaders, *range(plan.workers, plan.world)))] = slowed

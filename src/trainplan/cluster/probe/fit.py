@@ -64,11 +64,11 @@ def slowdown(samples: Sequence[dict[str, float]]) -> tuple[float, float]:
     return of_compute, min(max(median(longer), 1.0), MOST_SLOWDOWN)
 
 
-def slowdowns(workers: Sequence[Samples]) -> Slowdown:
-    """The slow-downs of every kind that was measured. Both ends of a message see it going on for as long."""
+def slowdowns(workers: Sequence[Samples], count: int) -> Slowdown:
+    """The slow-downs of every kind that was measured with so many workers."""
     found: dict[str, float] = {}
     for kind in ("send", "receive", "collective", "copy"):
-        samples = [sample for worker in workers for sample in worker.get(f"overlap.{kind}", [])]
+        samples = [sample for worker in workers for sample in worker.get(f"overlap.{count}.{kind}", [])]
         if samples:
             found[kind], slowed = slowdown(samples)
             if kind != "send":  # a sender may be done when its message is still under way

@@ -167,11 +167,12 @@ def _cluster(
         nodes=(node,),
         backend=backend,
         collectives=curves,
-        slowdown=fit.slowdowns(workers),
+        slowdown=fit.slowdowns(workers, count),
         contention=fit.contention(workers, count, machine.cores() if settings["device"] == "cpu" else 0),
         source=source,
         notes=tuple(notes),
         spread=fit.spread(workers),
+        slowdown_of_two=fit.slowdowns(workers, 2) if count > 2 and not settings["quick"] else None,
     )
 
 
