@@ -71,7 +71,9 @@ def test_two_workers(measured):
     assert len(found.contention) == 2
     for factor in (found.slowdown.send, found.slowdown.receive, found.slowdown.collective):
         assert 1.0 <= factor <= 20.0
-    assert found.slowdown.copy == 1.0
+    assert found.slowdown.copy == found.slowdown.slowed_copy == 1.0
+    assert all(1.0 <= factor <= 20.0 for factor in (found.slowdown.slowed_message, found.slowdown.slowed_collective))
+    assert 0.0 <= found.spread < 1.0
     assert [share for _, share in told] == sorted(share for _, share in told)
     assert told[0][0] == "starting 2 workers"
     assert told[-1][1] == 1.0

@@ -34,7 +34,7 @@ def two_by_two(**fields):
 
 @examples(60)
 @given(
-    cases(placed=False, dp=2), st.sampled_from([Slowdown(), Slowdown(2.0, 1.5, 3.0)]), st.booleans(),
+    cases(placed=False, dp=2), st.sampled_from([Slowdown(), Slowdown(2.0, 1.5, 3.0, 1.0, 2.5, 1.5)]), st.booleans(),
     st.sampled_from([1, 2, 4]),
 )  # fmt: skip
 def test_one_replica_stands_for_all(case: Case, slowdown: Slowdown, whole: bool, nodes: int) -> None:
