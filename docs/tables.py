@@ -143,6 +143,27 @@ def preload(name: str) -> str:
     return "\n".join(lines)
 
 
+def staleness(name: str) -> str:
+    """Epochs to an accuracy under asynchronous rules, from a file of `trainplan study staleness`."""
+    data = json.loads((DATA / f"{name}.json").read_text())["data"]
+    lines = [f"{data['made']}: `{data['command']}`"]
+    for task, target in data["targets"].items():
+        rows = [row for row in data["rows"] if row["task"] == task]
+        counts = sorted({row["workers"] for row in rows})
+        lines += ["", f"| {task}, to {target:.0%} | {' | '.join(map(str, counts))} |", f"|---|{'--:|' * len(counts)}"]
+        for rule in dict.fromkeys(row["rule"] for row in rows):
+            own = {row["workers"]: row for row in rows if row["rule"] == rule}
+            lines.append(f"| {rule} | {' | '.join(_epochs(own[count]) for count in counts)} |")
+    return "\n".join(lines)
+
+
+def _epochs(row: dict[str, Any]) -> str:
+    """Epochs, and the speed-up; of a target that most seeds did not reach, how many did."""
+    if row["epochs"] is None:
+        return f"{row['reached']} of {row['seeds']}"
+    return f"{row['epochs']:.2g} ({row['speedup']:.1f} ×)"
+
+
 def clock(name: str) -> str:
     """How fast plans are simulated, from a file of benchmarks/clock.py."""
     data = json.loads((DATA / f"{name}.json").read_text())
@@ -212,6 +233,7 @@ def rewritten(text: str) -> str:
     makers = {
         "systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
         "exchanges": exchanges, "overlap": overlap, "preload": preload, "published": published,
+        "staleness": staleness,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:
