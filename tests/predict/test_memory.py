@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,7 +16,7 @@ from trainplan.profile.measure import measure
 from trainplan.profile.profile import Profile
 from trainplan.program.lower import lower
 from trainplan.program.offload import absences, decide, levels
-from trainplan.program.ops import GATHERS, Kind, Value
+from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Program
 
 # model → batch, micro-batch sizes of the profile, the first block of the second stage
@@ -81,7 +80,7 @@ def ranks(function, name: str, chosen: Plan) -> list:
 @pytest.mark.parametrize(("name", "choices"), CASES, ids=[f"{m.split(':')[0]}-{p}" for m, p in CASES])
 def test_memory_of_real_steps(name: str, choices: str) -> None:
     chosen = planned(name, PLANS[choices])
-    program = watched(lower(chosen, profiled(name), MODELS[name][0]))
+    program = lower(chosen, profiled(name), MODELS[name][0])
     played = play(program, np.ones(len(program)))
     for rank, seen in enumerate(ranks(memory_job.track, name, chosen)):
         peak, track = peaks(played)[rank], tracks(played)[rank]
@@ -112,12 +111,6 @@ def test_batches_that_come_ahead() -> None:
     found = memory_job.ahead("wide", chosen, MODELS["wide"][0])
     wanted = {"first": size, "second": 2 * size, "stepped": size}
     assert found == {what: pytest.approx(bytes_, abs=0.01 * size) for what, bytes_ in wanted.items()}
-
-
-def watched(program: Program) -> Program:
-    """Without what gloo's own thread takes and gives back: what it gathers weights into."""
-    gathered = np.isin(program.kind[program.value_maker], GATHERS) & (program.value_kind == Value.COMMUNICATION)
-    return replace(program, value_bytes=np.where(gathered, 0, program.value_bytes))
 
 
 def levels_after(program: Program, track: Track) -> list[int]:

@@ -150,28 +150,30 @@ def _all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
 
 
 def all_gather(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
-    """Everybody's share of `size` bytes to everybody. In a ring that is the second half of a sum."""
-    curve = curve_of(cluster, "all_gather", len(members)) if one_node(cluster, members) else None
-    if curve is not None:
-        return Talk(on_curve(curve, size))
-    known = nccl.shared_out(cluster, members, size)
-    return Talk(known) if known is not None else _half(all_reduce(cluster, members, size))
+    """Everybody's share of `size` bytes to everybody. In a ring that is the second half of a sum (NCCL, and gloo where
+    it has to come through a GPU's memory); otherwise everybody sends its share to everybody else."""
+    return _shared_out(cluster, members, size, "all_gather", ring=cluster.backend != "gloo")
 
 
 def reduce_scatter(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     """Everybody's share of a sum of `size` bytes. In a ring that is the first half of a sum over all (NCCL).
 
     gloo has no such thing: its reduce-scatter is a whole sum, of which it throws most away. The engine has everybody
-    send everybody else's share directly, and adds up what comes: as many bytes from each rank as in the ring, all at
-    once, but more of them from node to node. That is what was measured, where anything was.
+    send everybody else's share directly, and adds up what comes.
     """
-    curve = curve_of(cluster, "reduce_scatter", len(members)) if one_node(cluster, members) else None
+    return _shared_out(cluster, members, size, "reduce_scatter", ring=cluster.backend == "nccl")
+
+
+def _shared_out(cluster: Cluster, members: tuple[int, ...], size: int, op: str, ring: bool) -> Talk:
+    """As it was measured, where anything was; or half a sum in a ring; or everybody's messages to everybody else: as
+    many bytes from each rank as in a ring, all at once, but more of them from node to node."""
+    curve = curve_of(cluster, op, len(members)) if one_node(cluster, members) else None
     if curve is not None:
         return Talk(on_curve(curve, size))
     known = nccl.shared_out(cluster, members, size)
     if known is not None:
         return Talk(known)
-    if cluster.backend == "nccl" or len(members) == 1 or curve_of(cluster, "all_reduce", len(members)) is not None:
+    if ring or len(members) == 1 or curve_of(cluster, "all_reduce", len(members)) is not None:
         return _half(all_reduce(cluster, members, size))
     return direct(cluster, members, size / len(members))
 
