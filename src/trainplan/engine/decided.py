@@ -4,7 +4,7 @@ The rounds are those of `program/agenda.py`: tell the others what is ready here,
 what `choose` says. The ranks use two process groups of their own for it, one for the bits (always gloo, on the host)
 and one for the gradients, so that nothing else the host does is in the way.
 
-A rank comes to a round when it has something to send (and credit), or when its cycle is over; and its backward pass,
+A rank comes to a round when it has enough to send (and credit), or when its cycle is over; and its backward pass,
 which makes everything ready in the end, does not wait for the rounds of its own step. So every rank comes to every
 round, all decide alike, and the order of sums is the same everywhere: nobody waits for ever.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trainplan.engine.clocks import now
 from trainplan.errors import RunError
-from trainplan.program.agenda import STATUS_BITS, Agenda, Buffer, Rule, check_agenda, choose
+from trainplan.program.agenda import STATUS_BITS, Agenda, Buffer, Rule, check_agenda, choose, worth
 from trainplan.program.lower.parts import Part
 from trainplan.program.ops import Kind
 
@@ -187,7 +187,7 @@ class Exchange:
         self, told: tuple[set[int], set[int]] | None, planned: tuple[Buffer, ...] | None
     ) -> tuple[set[int], set[int]]:
         """What is ready and has not gone, and what has landed: at once where a cycle has passed, otherwise as soon as
-        there is something to send and credit for it; and after a round in which nothing went, something new."""
+        there is enough to send and credit for it; and after a round in which nothing went, something new."""
 
         def comes() -> bool:
             if planned is not None:
@@ -197,7 +197,7 @@ class Exchange:
             own = self._ready & self._left
             flying = sum(self.rule.sizes[part] for buffer, _ in self._flying.values() for part in buffer)
             changes = told != (own, self._landed_here()) or (own == self._left and not self._flying)
-            return bool(own) and flying < self.rule.credit and changes
+            return worth(self.rule, own, self._left) and flying < self.rule.credit and changes
 
         self._until(comes)
         with self._change:

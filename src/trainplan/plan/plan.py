@@ -65,8 +65,8 @@ WORDS: dict[str, tuple[str, ...]] = {
 # Exchanges whose order is decided while running, and the numbers that each of them has.
 EXCHANGE_FIELDS: dict[str, tuple[str, ...]] = {
     "horovod": ("threshold", "cycle"),
-    "p3": ("slice",),
-    "bytescheduler": ("slice", "credit"),
+    "p3": ("threshold", "slice"),
+    "bytescheduler": ("threshold", "slice", "credit"),
     "pace": ("slice", "fused"),
 }
 
@@ -124,7 +124,7 @@ class Request:
     servers: int | None = None  # parameter servers, ranks of their own behind those of the workers
     bound: tuple[int, ...] | None = None  # steps that a worker may be ahead: of ssp one number, of dssp two
     split: int | None = None  # elements from which on a parameter is split over all servers (see `keys.py`)
-    threshold: int | None = None  # bytes of gradients that are fused at most (Horovod)
+    threshold: int | None = None  # bytes of gradients that are fused at most
     cycle: float | None = None  # seconds between two looks at what is ready (Horovod)
     slice: int | None = None  # bytes of a gradient that go at once (P3, ByteScheduler, PACE)
     credit: int | None = None  # bytes that may be on their way before the next slice goes (ByteScheduler)

@@ -1,7 +1,7 @@
 """Playing the rounds of an exchange whose order is decided while running: from when parts are ready to an agenda.
 
 What the engine's threads live through (`engine/exchange.py`), in seconds that are given: a rank comes to a round when
-it may (its cycle is over) or when it has something to send and credit to do so; the round begins when the last rank has
+it may (its cycle is over) or when it has enough to send and credit to do so; the round begins when the last rank has
 come, and takes `bits` seconds; then what `program.agenda.choose` says goes, one buffer after the other. What a rank
 tells is what it knew when it came.
 
@@ -14,11 +14,11 @@ tells is what it knew when it came.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainplan.program.agenda import Agenda, Buffer, Rule, choose
+from trainplan.program.agenda import Agenda, Buffer, Rule, choose, worth
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,11 @@ def _when(
     free: float,
     told: float | None,
 ) -> float:
-    """When a rank comes to the next round: it has something to send, and credit; and where nothing went in the last
-    one, which it came to at `told`, something has changed since."""
-    at = max(free, min(ready[part] for part in left))
+    """When a rank comes to the next round: it has enough to send, and credit; and where nothing went in the last one,
+    which it came to at `told`, something has changed since."""
+    order = sorted(left, key=lambda part: ready[part])
+    count = bisect_left(range(1, len(order)), True, key=lambda few: worth(rule, order[:few], left)) + 1
+    at = max(free, ready[order[count - 1]])
     flying = 0
     for buffer, _, end in reversed(sent):  # they arrive in the order in which they went
         flying += sum(rule.sizes[part] for part in buffer)

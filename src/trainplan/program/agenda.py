@@ -18,14 +18,18 @@ replayed.
 >>> choose(Rule(sizes=(8, 8, 2), threshold=10), {0, 1, 2}, flying=())
 ((0,), (1, 2))
 
-A round of bits takes as long as the sum of a small gradient. So where one part goes at a time, small ones that are
-ready together go in one round, one after the other: as many as are no longer than the longest part, which nobody can
-overtake either.
+A round of bits and a sum take a while however short they are, and a model may have hundreds of small gradients. So by
+priority, too, parts may be put together: a rank comes to a round when it has `fill` bytes to send, or everything that
+is left, and those that are needed first go side by side in one sum, up to as many bytes. What becomes ready meanwhile
+waits no longer than for a slice of that size. Nought is as P3 and ByteScheduler were published: every slice by itself,
+as soon as it is ready.
+
+>>> choose(Rule(sizes=(8, 3, 3, 3), first_use=(3, 2, 1, 0), fill=8), {0, 1, 2, 3}, flying=())
+((3, 2),)
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +39,6 @@ Buffer = tuple[int, ...]  # parts that travel together
 Agenda = tuple[tuple[Buffer, ...], ...]  # of one step: for every round what goes, in that order
 Agendas = Mapping[int, Agenda]  # of one step: by stage
 
-SMALL = 64 * 1024  # bytes of which one round sends no more, unless they are one part
 STATUS_BITS = 3  # that Horovod's ranks tell each other besides what is ready
 GRANULARITY = 512  # bytes: Horovod's threshold is a multiple of so many for each rank of a node
 
@@ -50,7 +53,7 @@ class Rule:
     threshold: int | None = None  # bytes that are put together at most; None: nothing is, and priorities decide
     cycle: float = 0.0  # seconds from round to round at least
     credit: int = 1  # bytes on their way: as long as some are left, one more part goes
-    at_once: int = 0  # bytes that one round may send where parts go one at a time; 0: one part
+    fill: int = 0  # bytes that are put together by priority at most, and that a rank waits for; 0: each part alone
 
     @property
     def fuses(self) -> bool:
@@ -105,29 +108,46 @@ def choose(rule: Rule, ready: Collection[int], flying: Collection[int]) -> tuple
     """What goes now: of the parts that are ready on all ranks and have not gone yet, while others are on their way.
 
     With credits a part goes as long as *any* credit is left, which may be less than its size: so one always goes.
-    Credit 1 means one at a time; a round then waits until all of the one before have arrived.
+    Credit 1 means one at a time; a round then waits until the one before has arrived.
 
     >>> rule = Rule(sizes=(4, 4, 4, 4), first_use=(1, 1, 0, 0), credit=6)
     >>> choose(rule, {0, 1, 2}, flying=()), choose(rule, {0, 1}, flying={2}), choose(rule, {0}, flying={1, 2})
     (((2,), (0,)), ((0,),), ())
-    >>> choose(Rule(sizes=(1, 4, 2, 4), first_use=(1, 1, 0, 0), at_once=4), {0, 1, 2}, flying=())
-    ((2,), (0,))
+    >>> choose(Rule((4, 4, 4, 4), first_use=(1, 1, 0, 0), credit=10, fill=8), {0, 1, 2, 3}, flying=())
+    ((2, 3), (0,))
     """
     if rule.threshold is not None:
         return fuse(sorted(ready), rule.sizes, rule.threshold, rule.types)
-    wanted = sorted(ready, key=lambda part: (rule.first_use[part], part))
-    if not rule.several:
-        sizes = itertools.accumulate(rule.sizes[part] for part in wanted)
-        together = sum(size <= rule.at_once for size in sizes)
-        return tuple((part,) for part in wanted[: max(1, together)])
     credit = rule.credit - sum(rule.sizes[part] for part in flying)
-    chosen = []
-    for part in wanted:
-        if credit <= 0:
+    chosen: list[list[int]] = []
+    size = 0  # of the last one
+    for part in sorted(ready, key=lambda part: (rule.first_use[part], part)):
+        own = rule.sizes[part]
+        if chosen and size + own <= rule.fill and _alike(rule, chosen[-1][0], part) and (credit > 0 or not rule.several):
+            chosen[-1].append(part)
+            size += own
+        elif credit > 0:
+            chosen.append([part])
+            size = own
+        else:
             break
-        chosen.append((part,))
-        credit -= rule.sizes[part]
-    return tuple(chosen)
+        credit -= own
+    return tuple(map(tuple, chosen))
+
+
+def _alike(rule: Rule, one: int, other: int) -> bool:
+    """Whether two parts may travel together."""
+    return not rule.types or rule.types[one] == rule.types[other]
+
+
+def worth(rule: Rule, ready: Collection[int], left: Collection[int]) -> bool:
+    """Whether a rank that has these to send, of those that have not gone, comes to a round by priority.
+
+    >>> rule = Rule(sizes=(4, 4, 2), first_use=(2, 1, 0), fill=8)
+    >>> [worth(rule, ready, {0, 1, 2}) for ready in ((), {0}, {0, 1})], worth(rule, {2}, {2})
+    ([False, False, True], True)
+    """
+    return bool(ready) and (sum(rule.sizes[part] for part in ready) >= rule.fill or len(ready) == len(left))
 
 
 def landed_first(rule: Rule, agenda: Agenda) -> list[int]:

@@ -3,8 +3,9 @@
 First those of the papers and programs that it is from; then the clock tries others, and takes the best:
 
     horovod         threshold and cycle: 64 MiB and 5 ms, and from there larger and smaller ones
-    p3              slice: 40,000 numbers, and parts of the largest gradient
-    bytescheduler   slice and credit: 10⁶ and 4 · 10⁶ numbers, and credits for 1, 2 and 4 slices of each size
+    p3              slice: 40,000 numbers, and parts of the largest gradient; threshold: nothing is put together, and
+                    from there more and more
+    bytescheduler   the same; slice and credit: 10⁶ and 4 · 10⁶ numbers, and credits for 1, 2 and 4 slices of each size
     pace            which gradients are fused: by its dynamic program (`fusion.py`); the slice as above
 """
 
@@ -25,12 +26,13 @@ from trainplan.profile.profile import Profile
 from trainplan.program.agenda import whole_threshold
 from trainplan.program.lower.buckets import stage_buckets
 from trainplan.solve.fusion import Tensor, fused
-from trainplan.units import MIB
+from trainplan.units import KIB, MIB
 
 # Numbers (of a tensor) or seconds, as published.
 P3_SLICE, SCHEDULER_SLICE, SCHEDULER_CREDIT = 40_000, 1_000_000, 4_000_000
 THRESHOLD, CYCLE = 64 * MIB, 5e-3
 _THRESHOLDS = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
+_SMALL_THRESHOLDS = (64 * KIB, 256 * KIB)  # that are tried besides where slices go by priority
 _CYCLES = (5e-4, 1e-3, 2.5e-3, 5e-3)
 _CREDITS = (1, 2, 4)  # slices
 _TURNS = 5  # slices that are tried with each of them
@@ -53,7 +55,7 @@ def begun(sketch: Plan, request: Request, profile: Profile, cluster: Cluster, ba
     least = max(1, -(-whole // MOST_PARTS))  # more parts than that are refused
     published = SCHEDULER_SLICE if sketch.exchange == "bytescheduler" else P3_SLICE
     usual: dict[str, Any] = {
-        "threshold": whole_threshold(THRESHOLD, _local(sketch, cluster)),
+        "threshold": whole_threshold(THRESHOLD, _local(sketch, cluster)) if sketch.exchange == "horovod" else 0,
         "cycle": CYCLE,
         "slice": max(published * item, least),
         "credit": SCHEDULER_CREDIT * item,
@@ -120,7 +122,8 @@ def tuned(
 
     whole = sum(p.bytes for p in profile.parameters if p.trainable)
     if "threshold" in left:
-        others("threshold", [size for size in _THRESHOLDS if size < whole] + [-(-whole // MIB) * MIB])
+        sizes = _THRESHOLDS if found.plan.exchange == "horovod" else (*_SMALL_THRESHOLDS, *_THRESHOLDS)
+        others("threshold", [size for size in sizes if size < whole] + [-(-whole // MIB) * MIB])
     if "cycle" in left:
         others("cycle", _CYCLES)
     if "slice" in left and "credit" not in left:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainplan.plan.plan import Plan
-from trainplan.program.agenda import SMALL, Rule
+from trainplan.program.agenda import Rule
 from trainplan.program.lower.buckets import Bucket
 
 
@@ -60,6 +60,6 @@ def decided_of(plan: Plan, buckets: Sequence[Bucket]) -> Decided:
         threshold=plan.threshold if fuses else None,
         cycle=plan.cycle,
         credit=plan.credit or 1,
-        at_once=min(SMALL, max((part.bytes for part in parts), default=0)),
+        fill=0 if fuses else plan.threshold,
     )
     return Decided(parts, rule)
