@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainplan.engine.decided import Exchange
+from trainplan.engine.telling import Telling
 from trainplan.engine.world import groups_of
 from trainplan.errors import PlanError
 from trainplan.plan.text import brief
@@ -85,7 +86,9 @@ def _exchange(
         recorder.note(Key(kind, stage, unit=unit, pipeline=pipeline), start, end, size, step)
 
     decided = layout.decided[stage]
-    return Exchange(decided.rule, decided.parts, held.reducer.flat, bits, sums, note)
+    members = sorted(layout.plan.replicas_of(stage))
+    telling = Telling(bits, members, rank, decided.rule.bits_bytes // 8)
+    return Exchange(decided.rule, decided.parts, held.reducer.flat, telling, sums, note)
 
 
 def forward(

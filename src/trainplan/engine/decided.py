@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainplan.engine.clocks import now
+from trainplan.engine.telling import Telling
 from trainplan.errors import RunError
 from trainplan.program.agenda import STATUS_BITS, Agenda, Buffer, Rule, check_agenda, choose, worth
 from trainplan.program.lower.parts import Part
@@ -38,7 +39,7 @@ class Exchange:
         rule: Rule,
         parts: Sequence[Part],
         flat: Sequence[Tensor],  # the gradients of every bucket
-        bits: dist.ProcessGroup | None,
+        bits: Telling,
         sums: dist.ProcessGroup | None,
         note: Note,
     ) -> None:
@@ -107,9 +108,9 @@ class Exchange:
         with self._change:
             self._ends = True
             self._change.notify_all()
-        for group in (self._bits, self._sums):
-            if group is not None:
-                dist.destroy_process_group(group)
+        self._bits.close()
+        if self._sums is not None:
+            dist.destroy_process_group(self._sums)
 
     def _until(self, true: Callable[[], bool]) -> None:
         with self._change:
@@ -157,6 +158,7 @@ class Exchange:
         last, told = self._opened, None
         while self._left:
             number = len(agenda)
+            self._bits.expect()
             if self.rule.fuses:
                 began, last = last, self._cycle(last)
                 self.note(step, Kind.TICK, number, began, last, 0)
@@ -213,10 +215,7 @@ class Exchange:
         mine = _STATUS | sum(1 << (STATUS_BITS + part) for part in ready)
         if self.rule.several:
             mine |= sum(1 << (STATUS_BITS + count + part) for part in landed)
-        words = mine.to_bytes(self.rule.bits_bytes, "little")
-        tensor = torch.frombuffer(bytearray(words), dtype=torch.int64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.BAND, group=self._bits)
-        both = int.from_bytes(tensor.numpy().tobytes(), "little") >> STATUS_BITS
+        both = self._bits.tell(mine) >> STATUS_BITS
         common = {part for part in ready if both >> part & 1}
         if not self.rule.several:
             return common, landed

@@ -21,6 +21,7 @@ from trainplan.predict.cost import RULES, Setting, costs
 from trainplan.predict.rounds import rounds
 from trainplan.profile.profile import Profile
 from trainplan.program.agenda import Agenda, Agendas
+from trainplan.program.exchanges import TELLING
 from trainplan.program.lower import lower
 from trainplan.program.lower.backend import backend
 from trainplan.program.lower.layout import Layout
@@ -60,7 +61,9 @@ def _expected(played: Played, layout: Layout, stage: int, setting: Setting, slow
         c = CostClass(Kind.REDUCE_GRAD, 0, -1, 0, plan.blocks, 0, size, members, tensors=tensors, background=True)
         return RULES[Kind.REDUCE_GRAD](c, setting)[0] * slowed
 
-    told = CostClass(Kind.NEGOTIATE, 0, -1, 0, plan.blocks, 0, rule.bits_bytes, members, background=True)
+    told = CostClass(
+        Kind.NEGOTIATE, 0, -1, 0, plan.blocks, 0, rule.bits_bytes, members, by=TELLING, element=8, background=True
+    )
     bits = RULES[Kind.NEGOTIATE](told, setting)[0] * slowed
     return rounds(rule, *_ready(played, layout, stage), seconds, bits).agenda
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.predict.collectives import Talk, all_reduce, cards_between, curve_of, on_curve, one_node
-from trainplan.program.exchanges import BY_ROUNDS, rounds_of
+from trainplan.program.exchanges import BY_ROUNDS, TELLING, rounds_of
 from trainplan.program.exchanges.rounds import Round
 from trainplan.program.program import CostClass
 
@@ -43,7 +43,7 @@ class Load(NamedTuple):
 
 def summed(cluster: Cluster, c: CostClass) -> Talk:
     """A sum, by whoever makes it."""
-    if c.by not in BY_ROUNDS:
+    if c.by not in (*BY_ROUNDS, TELLING):
         return all_reduce(cluster, c.members, c.bytes)
     return in_rounds(cluster, c.by, c.members, c.bytes, c.node)
 

@@ -123,14 +123,15 @@ def choose(rule: Rule, ready: Collection[int], flying: Collection[int]) -> tuple
     size = 0  # of the last one
     for part in sorted(ready, key=lambda part: (rule.first_use[part], part)):
         own = rule.sizes[part]
-        if chosen and size + own <= rule.fill and _alike(rule, chosen[-1][0], part) and (credit > 0 or not rule.several):
+        joins = bool(chosen) and size + own <= rule.fill and _alike(rule, chosen[-1][0], part)
+        if credit <= 0 and (rule.several or not joins):  # where one goes at a time, what joins it is part of that one
+            break
+        if joins:
             chosen[-1].append(part)
             size += own
-        elif credit > 0:
+        else:
             chosen.append([part])
             size = own
-        else:
-            break
         credit -= own
     return tuple(map(tuple, chosen))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainplan.program.exchanges import BY_ROUNDS, gloo, rounds_of
+from trainplan.program.exchanges import BY_ROUNDS, TELLING, gloo, rounds_of
 from trainplan.program.exchanges.rounds import sent as sent_in
 from trainplan.program.ops import SENDS, SHARED_OUT, SPECS, Kind
 from trainplan.program.program import Ints, Program
@@ -54,9 +54,11 @@ def summing(by: str, members: tuple[int, ...], size: int, element: int = 4, node
 
     >>> summing("gloo", (0, 1, 2), 4000), summing("ring", (0, 1, 2), 4000), summing("nccl", (0, 1, 2), 4000)
     ((5336, 5328, 5336), (5336, 5332, 5332), (5333, 5333, 5333))
+    >>> summing("telling", (0, 1, 2), 24, element=8)
+    (48, 48, 48)
     """
     ranks = len(members)
-    if by in BY_ROUNDS:
+    if by in (*BY_ROUNDS, TELLING):
         rounds = rounds_of(by, members, size // element, node)
         return tuple(element * elements for elements in sent_in(rounds, ranks))
     if by == "gloo":

@@ -122,8 +122,8 @@ def tuned(
 
     whole = sum(p.bytes for p in profile.parameters if p.trainable)
     if "threshold" in left:
-        sizes = _THRESHOLDS if found.plan.exchange == "horovod" else (*_SMALL_THRESHOLDS, *_THRESHOLDS)
-        others("threshold", [size for size in sizes if size < whole] + [-(-whole // MIB) * MIB])
+        tried = _THRESHOLDS if found.plan.exchange == "horovod" else (*_SMALL_THRESHOLDS, *_THRESHOLDS)
+        others("threshold", [size for size in tried if size < whole] + [-(-whole // MIB) * MIB])
     if "cycle" in left:
         others("cycle", _CYCLES)
     if "slice" in left and "credit" not in left:

@@ -11,6 +11,8 @@ itself (`exchange=all-reduce`) is no such data: of gloo we know what each rank s
     all-to-all          1                       (W − 1) · B
     all-to-all-sliced   2                       2 (W − 1)/W · B
     halving-doubling    2 log₂ W                2 (W − 1)/W · B, where W is a power of two
+
+No word of a plan, since it adds nothing up, is how ranks tell each other what is ready (`telling.py`): ⌈log₂ W⌉ rounds.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from trainplan.program.exchanges.halving import halving
 from trainplan.program.exchanges.hierarchical import hierarchical, nodes_of
 from trainplan.program.exchanges.ring import ring
 from trainplan.program.exchanges.rounds import Rounds
+from trainplan.program.exchanges.telling import telling
 from trainplan.program.exchanges.tree import tree
 
 HIERARCHICAL = "hierarchical"
@@ -34,7 +37,8 @@ _FLAT: dict[str, Callable[[int, int], Rounds]] = {
     "all-to-all-sliced": sliced,
     "halving-doubling": halving,
 }
-BY_ROUNDS = (*_FLAT, HIERARCHICAL)
+BY_ROUNDS = (*_FLAT, HIERARCHICAL)  # which sum
+TELLING = "telling"
 
 
 @lru_cache(maxsize=512)
@@ -46,4 +50,6 @@ def rounds_of(word: str, members: tuple[int, ...], elements: int, node: int = 0)
     """
     if word == HIERARCHICAL:
         return hierarchical(nodes_of(members, node), elements)
+    if word == TELLING:
+        return telling(len(members), elements)
     return _FLAT[word](len(members), elements)

@@ -6,6 +6,7 @@ import numpy as np
 
 from trainplan.profile.parcels import parcels
 from trainplan.profile.profile import Amount
+from trainplan.program.exchanges import TELLING
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.loads import INPUT_MESSAGES, load_class
@@ -98,8 +99,8 @@ def _class(
             element=layout.buckets[stage][part.bucket].element, background=True,
         )  # fmt: skip
     if kind is Kind.NEGOTIATE:
-        size = layout.decided[stage].rule.bits_bytes  # which are on hosts: gloo's
-        return CostClass(kind, rank, -1, first, last, 0, size, members, by="gloo", element=8, background=True)
+        size = layout.decided[stage].rule.bits_bytes  # from host to host
+        return CostClass(kind, rank, -1, first, last, 0, size, members, by=TELLING, element=8, background=True)
     if kind is Kind.TICK:
         return CostClass(kind, rank, seconds=plan.cycle)
     if kind is Kind.REDUCE_GRAD:
