@@ -327,7 +327,8 @@ def _exchanges() -> list[Case]:
 
 def _decided() -> list[Case]:
     """Exchanges whose order is decided while running, each on 2 and 4 ranks: with tied weights, and with batch norm,
-    dropout and uneven local batches; with several micro-batches; with AdamW; in groups whose rates change."""
+    dropout and uneven local batches; with several micro-batches, small gradients put together; with AdamW; in groups
+    whose rates change."""
     numbers = {
         "horovod": {"threshold": 400, "cycle": 1e-3},
         "p3": {"slice": 100},
@@ -343,7 +344,8 @@ def _decided() -> list[Case]:
             choices = {"dp": dp, "exchange": word, **own, **fused, **more}
             return Case(word, model, choices, optimizer=optimizer, fields=fields)
 
-        cases += [case("tied", 4), case("residual", 2, micro=2), case("tied", 2, optimizer="adamw")]
+        together = {"threshold": 300} if word in ("p3", "bytescheduler") else {}
+        cases += [case("tied", 4), case("residual", 2, micro=2, **together), case("tied", 2, optimizer="adamw")]
         if number % 2:
             cases.append(case("residual", 2, optimizer="grouped_adamw", fields={"schedule": "onecycle"}))
     clipped = {"dp": 2, "exchange": "horovod", "threshold": 10**6, "cycle": 5e-4}

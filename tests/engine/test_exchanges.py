@@ -1,5 +1,8 @@
 """Sums in rounds, as the engine makes them: the definition's, bit by bit, and behind the host's back."""
 
+import functools
+import operator
+import random
 import time
 
 import pytest
@@ -8,9 +11,11 @@ import torch.distributed as dist
 
 from trainplan.bench.pool import pool
 from trainplan.engine.exchanges import Sums
+from trainplan.engine.telling import Telling
 from trainplan.engine.transport import Gloo
 from trainplan.program.exchanges import BY_ROUNDS, rounds_of
 from trainplan.program.exchanges.rounds import play
+from trainplan.program.traffic import summing
 
 CPU = torch.device("cpu")
 LATE = 0.4  # seconds
@@ -49,6 +54,30 @@ def test_all_to_all_and_others_sum_as_they_are_defined_to_the_last_bit() -> None
             wanted = play(rounds_of(word, (0, 1, 2, 3), size, 2), [held(rank, size).tolist() for rank in range(4)])
             for rank, found in enumerate(ranks):
                 assert found[word, size] == wanted[rank] == wanted[0]
+
+
+def told(rank: int, world: int, bits: list[list[int]]) -> tuple[list[int], int]:
+    """What this rank has heard, round by round, and the bytes that it sent for it. One of them is late now and then:
+    the others have expected the next round by then."""
+    group = dist.new_group(list(range(world)))
+    telling = Telling(group, range(world), rank, words=2)
+    found = []
+    for number, each in enumerate(bits):
+        telling.expect()
+        if number % world == rank:
+            time.sleep(0.01)
+        found.append(telling.tell(each[rank]))
+    telling.close()
+    return found, telling.sent
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_ranks_hear_what_is_true_on_all_of_them(world: int) -> None:
+    numbers = random.Random(world)
+    bits = [[numbers.getrandbits(128) | numbers.getrandbits(128) for _ in range(world)] for _ in range(6)]
+    for rank, (found, sent) in enumerate(pool(world).run(told, bits)):
+        assert found == [functools.reduce(operator.and_, each) for each in bits]
+        assert sent == len(bits) * summing("telling", tuple(range(world)), 16, element=8)[rank]
 
 
 def waiting(rank: int, world: int) -> tuple[float, dict[str, float]]:

@@ -65,10 +65,13 @@ def train(rank: int, world: int, choices: Plan) -> Measurement:
 
 
 def cluster(latency: float) -> Cluster:
-    """The sleepers' machine with that link, on which small sums take so long."""
+    """The sleepers' machine with that link, on which messages and small sums take so long."""
     small, large = 16, 16 + BLOCK  # no gradient is smaller, and what is passes by the link
     seconds = (latency, latency, latency + small / RATE, latency + large / RATE)
-    return replace(sleeping.cluster(2), collectives=(Curve("all_reduce", 2, (0, 8, small, large), seconds),))
+    here = sleeping.cluster(2)
+    (node,) = here.nodes
+    nodes = (replace(node, inside=replace(node.inside, latency_s=latency)),)
+    return replace(here, nodes=nodes, collectives=(Curve("all_reduce", 2, (0, 8, small, large), seconds),))
 
 
 @cache

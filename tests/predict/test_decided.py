@@ -237,6 +237,29 @@ def test_bytescheduler_slice_and_credit_are_the_best_that_the_clock_finds(latenc
             assert found.step_s <= 1.01 * other.step_s
 
 
+@pytest.mark.parametrize("word", ["p3", pytest.param("bytescheduler", marks=pytest.mark.system("bytescheduler", "S"))])
+def test_bytescheduler_and_p3_put_small_gradients_together_where_latency_is_large(word: str) -> None:
+    """Sixty gradients whose sums take 5 ms each, however small, and passes of 15 ms: a few sums are enough."""
+    profile, where = chain(60, forward=1e-4, backward=1.5e-4, weights=40_000), cluster(latency=5e-3)
+    found = solve(parse(f"{word} dp=2"), profile, where, 4)
+    kinds = [event.kind for event in predict(found.plan, profile, where, 4, keep=True).timeline().events]
+    assert found.plan.threshold > 0
+    assert kinds.count("REDUCE_GRAD") <= 6 * kinds.count("LOSS")
+    apart = predict(replace(found.plan, threshold=0), profile, where, 4)
+    assert found.step_s < 0.2 * apart.step_s
+
+
+@pytest.mark.system("p3", "P")
+def test_p3_steps_block_by_block_take_longer_than_one_for_all() -> None:
+    plain, where = layers([1e-6] * 3), cluster()
+    profile = replace(plain, blocks=tuple(replace(block, update_s=0.1) for block in plain.blocks))
+    apart = replace(profile, update_apart=3.0)
+    steps = [predict(of("p3", 3), one, where, 2).step_s for one in (profile, apart)]
+    assert steps[1] - steps[0] == pytest.approx(2 * 0.3, abs=1e-3)
+    one = [predict(of("horovod", 3), own, where, 2).step_s for own in (profile, apart)]
+    assert one[0] == one[1]
+
+
 @pytest.mark.system("pace", "S")
 def test_pace_fuses_where_latency_is_large() -> None:
     profile = wide(weights=10**6)

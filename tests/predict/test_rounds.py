@@ -84,6 +84,37 @@ def test_bytescheduler_credit_keeps_what_has_gone_from_being_overtaken() -> None
     assert [until_next_forward([2, 2, 2], 1, True, credit) for credit in (1, 2, 100)] == [8, 9, 10]
 
 
+def test_a_latency_is_paid_once_for_what_is_put_together() -> None:
+    """Six gradients of a second each, ready one after the other; every round and every sum takes a second besides."""
+    ready, use = [[float(at) for at in range(1, 7)]], (5, 4, 3, 2, 1, 0)
+    apart, threes, whole = (
+        rounds(Rule((1,) * 6, use, fill=fill), ready, [0.0], seconds=lambda size: 1.0 + size, bits=1.0)
+        for fill in (0, 3, 6)
+    )
+    # By the time that something has gone, what is needed sooner has come.
+    assert apart.agenda == tuple(((part,),) for part in (0, 3, 5, 4, 2, 1))
+    assert threes.agenda == (((2, 1, 0),), ((5, 4, 3),))
+    assert whole.agenda == (((5, 4, 3, 2, 1, 0),),)
+    assert [played.over for played in (apart, threes, whole)] == [1 + 6 * 3, 3 + 2 * 5, 6 + 8]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=9),
+    st.integers(0, 20),
+    st.integers(1, 20),
+)
+def test_put_together_or_not_every_part_goes_once(
+    parts: list[tuple[int, int, int]], fill: int, credit: int
+) -> None:  # fmt: skip
+    sizes, *ready = (list(column) for column in zip(*parts, strict=True))
+    rule = Rule(tuple(sizes), tuple(range(len(sizes)))[::-1], credit=credit, fill=fill)
+    played = rounds(rule, [[float(at) for at in own] for own in ready], [0.0, 0.0], seconds=float, bits=0.5)
+    check_agenda(rule, played.agenda)
+    for buffer, start, _ in played.sent:
+        assert len(buffer) == 1 or sum(sizes[part] for part in buffer) <= fill
+        assert start >= max(own[part] for own in ready for part in buffer)
+
+
 costs = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 8)), min_size=1, max_size=6)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainplan.errors import InputError
-from trainplan.program.agenda import Rule, check_agenda, choose, fuse, in_turn, landed_first, whole_threshold
+from trainplan.program.agenda import Rule, check_agenda, choose, fuse, in_turn, landed_first, whole_threshold, worth
 
 MB = 10**6
 
@@ -54,6 +54,24 @@ def test_a_part_goes_as_long_as_any_credit_is_left() -> None:
     assert choose(rule, {0, 1, 2, 3}, flying=()) == ((3,), (2,))  # 15, then 5, then −5
     assert choose(rule, {0, 1}, flying={3, 2}) == ()
     assert choose(rule, {0, 1}, flying={2}) == ((1,),)
+
+
+def test_by_priority_small_parts_go_side_by_side() -> None:
+    """Up to `fill`, those that are needed first, and only of one type; a long one goes as before."""
+    rule = Rule(sizes=(9, 2, 2, 2, 2), first_use=(4, 3, 2, 1, 0), types=tuple("fffhf"), fill=6)
+    assert choose(rule, {0, 1, 2, 4}, flying=()) == ((4, 2, 1),)
+    assert choose(rule, {0, 1, 2, 3, 4}, flying=()) == ((4,),)  # the next is of another type
+    assert choose(rule, {0}, flying=()) == ((0,),)
+    credit = Rule(sizes=(2,) * 5, first_use=(4, 3, 2, 1, 0), credit=7, fill=4)
+    assert choose(credit, set(range(5)), flying=()) == ((4, 3), (2, 1))  # 7, 5, 3, 1: and then none is left
+    assert choose(credit, {0, 1}, flying={4, 3, 2}) == ((1,),)
+
+
+def test_a_rank_comes_when_it_has_enough_or_everything() -> None:
+    rule = Rule(sizes=(9, 2, 2, 2), first_use=(3, 2, 1, 0), fill=6)
+    assert [worth(rule, ready, {0, 1, 2, 3}) for ready in ({1, 2}, {0}, {1, 2, 3})] == [False, True, True]
+    assert worth(rule, {1}, {1})
+    assert not worth(rule, (), ())
 
 
 def test_a_round_waits_for_the_arrivals_that_give_it_credit() -> None:

@@ -136,11 +136,9 @@ def take(part: Part, recorder: Recorder, block: int) -> None:
     stage = layout.stage_of[block]
     held, exchange = part.held[stage], part.exchanges[stage]
     assert held.reducer is not None  # steps cross only where gradients are exchanged
-    names = layout.stepping[stage][block]
-    mine = set(names)
-    exchange.wait({b for b, bucket in enumerate(layout.buckets[stage]) if not mine.isdisjoint(bucket.names)})
+    exchange.wait(layout.awaited[stage][block])
     start = recorder.mark()
-    own = [held.reducer.views[name] for name in names]
+    own = [held.reducer.views[name] for name in layout.stepping[stage][block]]
     for parameter, view in own:
         parameter.grad = view
     held.optimizer.step()

@@ -95,7 +95,8 @@ class Exchange:
 
     def wait(self, buckets: Collection[int] | None = None) -> None:
         """Until the gradients of these (or all) buckets have been summed."""
-        wanted = {p for b, parts in self._parts_of.items() if buckets is None or b in buckets for p in parts}
+        waiting = self._parts_of if buckets is None else buckets
+        wanted = {part for bucket in waiting for part in self._parts_of[bucket]}
         self._until(lambda: wanted <= self._landed)
 
     def replay(self, agendas: Sequence[Agenda]) -> None:

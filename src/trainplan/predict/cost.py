@@ -176,10 +176,11 @@ def _start(c: CostClass, s: Setting) -> float:
 
 def _step(c: CostClass, s: Setting) -> tuple[float, float]:
     share = c.until - c.since  # of the parameters
-    run = s.profile.update_s(c.first, c.last) * share
+    longer = s.profile.update_apart if c.apart else 1.0
+    run = s.profile.update_s(c.first, c.last) * share * longer
     run += (c.accumulate * EMPTYING + c.summed * share) * _accumulation(c, s)
     issue = sum(block.update_issue_s for block in s.profile.blocks[c.first : c.last])
-    return run * s.slower(c.rank) + s.efficiency(c.rank).step_s, issue * share + s.cluster.dispatch_s
+    return run * s.slower(c.rank) + s.efficiency(c.rank).step_s, issue * share * longer + s.cluster.dispatch_s
 
 
 RULES: dict[Kind, Rule] = {

@@ -228,7 +228,7 @@ def _rounds(chain: InChain, sizes: list[int], repeats: int | None, seconds: floa
 
 def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: list[int], verified: bool) -> Profile:
     readings, base, traced = subject.readings, prepared.base, prepared.trace
-    updates, (workspace, update_adds) = _updates(subject, wholes), _update_workspace(subject)
+    (updates, update_apart), (workspace, update_adds) = _updates(subject, wholes), _update_workspace(subject)
     added = _accumulation(subject, base)
     halves = [_halves(subject, index) for index in subject.blocks]
     blocks = []
@@ -271,6 +271,7 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
         optimizer=subject.optimizer,
         state_bytes_per_parameter=subject.state_bytes / trained if trained else 0.0,
         update_adds=update_adds,
+        update_apart=update_apart,
         products_in=products_in,
         convolutions_in=convolutions_in,
         samples=tuple(sizes),
@@ -303,9 +304,10 @@ def _ready(subject: Subject, parameter: Parameter) -> Parameter:
     return replace(parameter, ready=statistics.median(shares)) if shares else parameter
 
 
-def _updates(subject: Subject, wholes: list[int]) -> list[tuple[float, float]]:
+def _updates(subject: Subject, wholes: list[int]) -> tuple[list[tuple[float, float]], float]:
     """(run, issue) of the optimizer for each block. Steps for blocks alone pay the fixed costs of a step once each, so
-    where the step for all parameters was timed too, they are scaled to add up to it."""
+    where the step for all parameters was timed too, they are scaled to add up to it; and how many times longer they
+    were before."""
     readings = subject.readings
     found = [
         (readings.run_s(("update", i)), readings.issue_s(("update", i))) if readings.count(("update", i)) else (0, 0)
@@ -313,9 +315,9 @@ def _updates(subject: Subject, wholes: list[int]) -> list[tuple[float, float]]:
     ]
     total = sum(max(run, issue) for run, issue in found)
     if not wholes or not total:
-        return [(float(run), float(issue)) for run, issue in found]
+        return [(float(run), float(issue)) for run, issue in found], 1.0
     factor = statistics.median(readings.run_s(("whole update", size)) for size in wholes) / total
-    return [(run * factor, issue * factor) for run, issue in found]
+    return [(run * factor, issue * factor) for run, issue in found], max(1.0, 1 / factor)
 
 
 def _update_workspace(subject: Subject) -> tuple[list[float], float]:

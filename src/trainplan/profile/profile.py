@@ -223,6 +223,7 @@ class Profile:
     recompute: str = "none"  # selective: backward passes have the core of attention in them once more
     varied: bool = False  # it is a variant of another (`variant.py`)
     inputs: tuple[Input, ...] = ()  # none: it is not known who reads what of the batch
+    update_apart: float = 1.0  # how many times longer the steps of all blocks take one by one than at once
 
     def __post_init__(self) -> None:
         sizes = len(self.samples)

@@ -107,6 +107,7 @@ class CostClass(NamedTuple):
     sharing: tuple[int, ...] = ()  # of a pass: the ranks of the cluster that share its blocks
     inside: tuple[Inside, ...] = ()  # what these exchange meanwhile
     started: bool = False  # of a section of a pass: an earlier one of the same call has had the host start it
+    apart: bool = False  # of a step: this block's alone, in between passes
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def _class(
         share, block = (unit / (last - first), (unit + 1) / (last - first)), first + unit
         return CostClass(kind, rank, -1, block, block + 1, samples, since=share[0], until=share[1])
     if kind is Kind.STEP and layout.crosses:
-        return CostClass(kind, rank, -1, unit, unit + 1, accumulate=1)
+        return CostClass(kind, rank, -1, unit, unit + 1, accumulate=1, apart=True)
     if kind is Kind.STEP:
         emptied = int(layout.copies[stage] > 1 and not layout.observed and not layout.plan.zero)
         return CostClass(kind, rank, -1, first, last, accumulate=emptied, until=layout.shared_share(stage))

@@ -10,6 +10,8 @@ its own gradients alone, and so does the next forward pass of that block.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 
 from trainplan.program.agenda import landed_first
@@ -52,19 +54,15 @@ def _decided(ledger: Ledger, found: Found, stage: int) -> None:
         _taken_up(ledger, found, holdings)
 
 
-def _steps(found: Found, holdings: list[Holding]) -> list[tuple[Ints, set[int]]]:
+def _steps(found: Found, holdings: list[Holding]) -> list[tuple[Ints, Set[int]]]:
     """The optimizer steps of a step, in order, with the buckets that each waits for; and the norm before them."""
     layout = found.layout
     if not layout.crosses:
         everything = set(range(len(layout.buckets[holdings[0].stage])))
         norm = [(found.norm(holdings), everything)] if layout.clips else []
         return [*norm, (found.once(Kind.STEP, holdings), everything)]
-    stage = holdings[0].stage
-    bucket_of = {name: number for number, bucket in enumerate(layout.buckets[stage]) for name in bucket.names}
-    return [
-        (found.once(Kind.STEP, holdings, block), {bucket_of[name] for name in names})
-        for block, names in layout.stepping[stage].items()
-    ]
+    awaited = layout.awaited[holdings[0].stage]
+    return [(found.once(Kind.STEP, holdings, block), buckets) for block, buckets in awaited.items()]
 
 
 def _taken_up(ledger: Ledger, found: Found, holdings: list[Holding]) -> None:

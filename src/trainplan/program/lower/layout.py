@@ -202,6 +202,15 @@ class Layout:
         return found
 
     @cached_property
+    def awaited(self) -> list[dict[int, frozenset[int]]]:
+        """The same: block → the buckets that its step waits for."""
+        bucket_of = [{name: k for k, bucket in enumerate(own) for name in bucket.names} for own in self.buckets]
+        return [
+            {block: frozenset(known[name] for name in names) for block, names in own.items()}
+            for own, known in zip(self.stepping, bucket_of, strict=True)
+        ]
+
+    @cached_property
     def first_tie(self) -> int:
         """Unit of the exchange of the first tie: beyond the buckets of every stage, so that all holders agree on it."""
         if self.decides:
