@@ -10,6 +10,7 @@ import pytest
 
 from search.models import SIZES, model
 from synthetic import chain
+from trainplan.cluster.cluster import Slowdown
 from trainplan.cluster.overrides import with_overrides
 from trainplan.cluster.parse import cluster
 from trainplan.errors import PlanError
@@ -102,10 +103,14 @@ def test_bounds_are_never_beaten(seed, four):
 
 @pytest.mark.parametrize(("seed", "nodes", "batch"), [(1, 1, 16), (2, 2, 16), (3, 1, 15)])
 def test_bounds_are_never_beaten_beside_others(seed, nodes, batch):
-    """Any table of contention, also one that falls; and hosts, which are as fast beside others as alone."""
+    """Any table of contention, also one that falls, devices a little apart, and communication that compute slows down;
+    and hosts, which are as fast beside others as alone."""
     rng = random.Random(seed)
     table = tuple(rng.uniform(1.0, 3.0) for _ in range(4))
-    there = replace(cluster(f"{nodes}x{4 // nodes}xTitanRTX"), contention=table if seed > 1 else tuple(sorted(table)))
+    there = replace(
+        cluster(f"{nodes}x{4 // nodes}xTitanRTX"), contention=table if seed > 1 else tuple(sorted(table)),
+        spread=0.04 * (seed - 1), slowdown=Slowdown(slowed_message=seed, slowed_collective=1 + seed / 4),
+    )  # fmt: skip
     profile = model(seed, blocks=6, in_parts=True)
     rows = [
         replace(b, forward_issue_s=tuple(rng.uniform(0, 2e-2) for _ in SIZES), backward_issue_s=b.forward_s)
