@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainplan.profile.listing import listed, profiled
+from trainplan.profile.attention import Gpu
+from trainplan.profile.listing import VIEWS, listed, profiled
 from trainplan.profile.on_gpu import at_once
 from trainplan.workload.load import load
 
@@ -18,6 +19,7 @@ from . import models
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "benchmarks/data/operators-gpu.json"
 PARTS = ("forward", "backward", "update")
+H200, A100 = Gpu((9, 0)), Gpu((8, 0))
 
 
 def shown(ops):
@@ -32,7 +34,7 @@ def shown(ops):
 def test_on_a_cpu_the_list_is_the_profiler_s(name):
     """Names and shapes of all operators in their order; where branches meet, autograd may take another way back."""
     workload = load(name)
-    ours, theirs = listed(workload, 2, gpu=False), profiled(workload, 2, "cpu")
+    ours, theirs = listed(workload, 2, None), profiled(workload, 2, "cpu")
     for part in PARTS:
         seen = shown(op for op, _ in theirs[part])
         assert Counter(shown(ours[part])) == Counter(seen)
@@ -56,9 +58,9 @@ class Parts(nn.Module):
         return self.out(self.dropout(self.flat(x.mean(1))))
 
 
-def on_a_gpu(precision):
+def on_a_gpu(precision, gpu=H200):
     workload = models.of(Parts(), (3, 6, 6), optimizer="adamw")
-    parts = listed(workload, 4, gpu=True, precision=precision)
+    parts = listed(workload, 4, gpu, precision)
     return {part: {op.name: op.precision for op in ops} for part, ops in parts.items()}
 
 
@@ -81,7 +83,7 @@ def test_what_a_gpu_runs_in_fp32():
 
 def test_what_a_gpu_runs_under_autocast():
     """Products in bf16; norms, softmax and loss in fp32; weights are cast once."""
-    found = on_a_gpu("bf16")
+    found = on_a_gpu("bf16", A100)
     forward = found["forward"]
     assert forward["convolution"] == forward["addmm"] == forward["_scaled_dot_product_flash_attention"] == "bf16"
     assert forward["native_layer_norm"] == forward["_log_softmax"] == forward["nll_loss_forward"] == "fp32"
@@ -106,7 +108,7 @@ def test_a_weight_is_cast_once_however_often_it_is_used():
         def forward(self, x):
             return self.linear(self.linear(x))
 
-    parts = listed(models.of(Twice(), (4,)), 2, gpu=True, precision="bf16")
+    parts = listed(models.of(Twice(), (4,)), 2, H200, "bf16")
     casts = [op.shapes[0] for op in parts["forward"] if op.name == "_to_copy"]
     assert casts.count((4, 4)) == 1
     assert casts.count((4,)) == 1
@@ -119,33 +121,89 @@ def test_an_optimizer_that_was_told_how_to_go_goes_so():
     assert at_once(torch.optim.Adam([weight], fused=True)).param_groups[0]["foreach"] is None
 
 
-def recorded():
-    return json.loads(RECORDED.read_text())["rows"] if RECORDED.is_file() else [None]
+# -- what was recorded on a GPU ---------------------------------------------------------------------------------------
+
+FILE = json.loads(RECORDED.read_text())
+THERE = Gpu((9, 0), tuple(map(int, FILE["versions"]["torch"].split(".")[:2])))
+# The first recording took these for composed: in torch 2.11 they have a form by the names of dimensions, which is (2.13
+# has none of them any more). So it has what they call: of numbers that are counted a cast, and otherwise nothing.
+FORMS_BY_NAME = {"sum", "mean", "cat", "cumsum", "gather"}
+# And it has no casts that autocast makes inside of operators that a model calls itself, rather than by a module.
+CALLED = {"hf:gpt2": {"addmm", "pow"}}
+# Another transformers turned positions to angles by a product of matrices; that of today multiplies number by number.
+# (precision → what is here, what was there)
+ANGLES = {
+    "fp32": (
+        [("_to_copy", ((1, 32, 1),)), ("mul", ((1, 32, 1), (8,)))],
+        [("_to_copy", ((1, 1, 32),)), ("bmm", ((1, 8, 1), (1, 1, 32)))],
+    ),
+    "bf16": (
+        [("_to_copy", ((1, 32, 1),)), ("mul", ((1, 32, 1), (8,)))],
+        [
+            *[("_to_copy", ((1, 1, 32),))] * 2, ("_to_copy", ((1, 8, 1),)), ("bmm", ((1, 8, 1), (1, 1, 32))),
+            *[("_to_copy", ((1, 32, 16),))] * 2,
+        ],
+    ),
+    "pure-bf16": (
+        [("_to_copy", ((1, 32, 1),)), ("_to_copy", ((8,),)), ("mul", ((1, 32, 1), (8,)))],
+        [("_to_copy", ((1, 8, 1),)), ("_to_copy", ((1, 1, 32),)), ("bmm", ((1, 8, 1), (1, 1, 32)))],
+    ),
+}  # fmt: skip
+
+
+def as_first_recorded(ops, model):
+    """Our operators, as the first recording would have shown them."""
+    found = []
+    for op in ops:
+        if op.name in FORMS_BY_NAME:
+            found += [("_to_copy", op.shapes)] if "sum" in op.name and not op.precision else []
+            continue
+        while op.name in CALLED.get(model.split(",")[0], ()) and found[-1][0] == "_to_copy":
+            found.pop()
+        found.append((op.name, op.shapes))
+    return found
+
+
+def holds(row):
+    """Whether all operators of a recorded step are those of our list: names and shapes, and how many of each."""
+    model = row["model"].replace("benchmarks/", f"{ROOT}/benchmarks/")
+    ours = listed(load(model), row["samples"], THERE, row["precision"])
+    for part in PARTS:
+        seen = Counter((name, tuple(map(tuple, shapes))) for name, shapes, _ in row["operators"][part])
+        seen -= Counter({key: count for key, count in seen.items() if key[0] in VIEWS})
+        mine = Counter(shown(ours[part]) if "form" in FILE else as_first_recorded(ours[part], row["model"]))
+        here, there = (Counter(ops) for ops in ANGLES[row["precision"]])
+        if row["model"].startswith("hf:llama") and here <= mine and there <= seen:
+            mine = mine - here + there
+        assert (part, mine - seen, seen - mine) == (part, Counter(), Counter())
+        assert len(seen) > 2
+    return True
+
+
+def rows(*wanted):
+    """Those of some models and precisions; none: all."""
+    found = [row for row in FILE["rows"] if not wanted or (row["model"].split(",")[0], row["precision"]) in wanted]
+    return pytest.mark.parametrize("row", found, ids=lambda row: f"{row['model']} {row['precision']}")
+
+
+@rows(("gpt:layers=2", "bf16"), ("benchmarks/densenet.py:build", "fp32"))
+def test_on_a_gpu_the_list_is_the_profiler_s_for_some(row):
+    assert holds(row)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", recorded(), ids=lambda row: f"{row['model']} {row['precision']}" if row else "none")
+@rows()
 def test_on_a_gpu_the_list_is_the_profiler_s(row):
     """What was recorded on a GPU by `python benchmarks/operators.py`, operator by operator."""
-    if row is None:
-        pytest.skip("benchmarks/data/operators-gpu.json is not there: no operators have been recorded on a GPU")
-    ours = listed(
-        load(row["model"].replace("benchmarks/", f"{ROOT}/benchmarks/")),
-        row["samples"],
-        gpu=True,
-        precision=row["precision"],
-    )
-    for part in PARTS:
-        seen = Counter((name, tuple(map(tuple, shapes))) for name, shapes, _ in row["operators"][part])
-        mine = Counter(shown(ours[part]))
-        assert (part, mine - seen, seen - mine) == (part, Counter(), Counter())
+    assert holds(row)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "pure-bf16"])
 def test_the_list_is_that_of_the_gpu_here(precision):
     workload = load("gpt:layers=1,hidden=64,heads=2,seq=16,vocab=99,batch=4")
-    ours, theirs = listed(workload, 2, gpu=True, precision=precision), profiled(workload, 2, "cuda", precision)
+    here = Gpu(torch.cuda.get_device_capability())
+    ours, theirs = listed(workload, 2, here, precision), profiled(workload, 2, "cuda", precision)
     for part in PARTS:
         mine, seen = (Counter(op.name for op in ops) for ops in (ours[part], [op for op, _ in theirs[part]]))
         assert (part, mine - seen, seen - mine) == (part, Counter(), Counter())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trainplan.profile.attention import Gpu
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.tensors import values_of
@@ -34,8 +35,10 @@ PRECISIONS: dict[str, tuple[torch.dtype | None, torch.dtype | None]] = {
 }
 
 
-def listed(workload: Workload, samples: int, gpu: bool, precision: str = "fp32") -> dict[str, list[Listed]]:
-    """The operators of the forward pass, the backward pass and the optimizer's step."""
+def listed(
+    workload: Workload, samples: int, gpu: Gpu | None = None, precision: str = "fp32"
+) -> dict[str, list[Listed]]:
+    """The operators of the forward pass, the backward pass and the optimizer's step, on such a GPU; None: on a CPU."""
     stored, lower = PRECISIONS[precision]
     model = Skeleton(workload.build).model
     captured = capture(model.to(stored) if stored else model, in_type(workload.inputs(2, 0), stored), workload.loss)
@@ -47,8 +50,8 @@ def listed(workload: Workload, samples: int, gpu: bool, precision: str = "fp32")
             values[name] = nn.Parameter(value, item.trainable) if item.kind == "parameter" else value
         stage = captured.stage(0, len(captured.blocks)).bind(values, "cpu")
         batch = each_tensor(in_type(workload.inputs(samples, 0), stored), mode.from_tensor)
-        recorder = Recorder(gpu, lists=True)
-        with OnGpu(lower) if gpu else nullcontext(), recorder:
+        recorder = Recorder(gpu is not None, lists=True, like=gpu)
+        with OnGpu(lower, gpu) if gpu else nullcontext(), recorder:
             _, output = stage({}, batch)
             loss = workload.loss.function(output, batch.targets)
             parts["forward"], recorder.listed = recorder.listed or [], []
@@ -63,7 +66,7 @@ def listed(workload: Workload, samples: int, gpu: bool, precision: str = "fp32")
             with recorder:
                 optimizer.step()
             parts["update"] = recorder.listed
-    return {part: [op for op in ops if op.name not in _VIEWS] for part, ops in parts.items()}
+    return {part: [op for op in ops if op.name not in VIEWS] for part, ops in parts.items()}
 
 
 def in_type(batch: Batch, stored: torch.dtype | None) -> Batch:
@@ -105,22 +108,24 @@ def profiled(
         optimizer.zero_grad(set_to_none=True)
 
     step()  # makes the optimizer's state, and chooses algorithms
-    with torch.profiler.profile(activities=kinds, record_shapes=True, acc_events=True) as profiler:
+    details = torch._C._profiler._ExperimentalConfig(capture_overload_names=True)
+    with torch.profiler.profile(
+        activities=kinds, record_shapes=True, acc_events=True, experimental_config=details
+    ) as profiler:
         step()
-    return {part: list(_operators(profiler, part)) for part in ("forward", "backward", "update")}
+    kind = torch.device(device).type.upper()
+    return {part: list(_operators(profiler, part, kind)) for part in ("forward", "backward", "update")}
 
 
-_VIEWS = {
+VIEWS = {
     "detach", "alias", "view", "_unsafe_view", "as_strided", "t", "transpose", "permute", "expand", "slice", "select",
     "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind", "chunk", "narrow", "diagonal", "_reshape_alias",
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "lift_fresh",
-    "unfold", "movedim", "view_as_real", "view_as_complex", "is_same_size", "as_strided_", "scalar_tensor",
+    "detach_", "unfold", "movedim", "view_as_real", "view_as_complex", "is_same_size", "as_strided_", "scalar_tensor",
 }  # fmt: skip
-# Of these one form is composed and calls another, or it is composed only where a device has no kernel for it.
-_WHOLE = {"where", "silu_backward"}
 
 
-def _operators(profiler: torch.profiler.profile, part: str) -> Iterator[tuple[Listed, int]]:
+def _operators(profiler: torch.profiler.profile, part: str, kind: str) -> Iterator[tuple[Listed, int]]:
     """The operators of a part, in the order in which they began, each the outermost that is not composed."""
     events = sorted(profiler.events() or [], key=lambda event: event.time_range.start)
     begin, end = next((e.time_range.start, e.time_range.end) for e in events if e.name == f"part:{part}")
@@ -129,11 +134,11 @@ def _operators(profiler: torch.profiler.profile, part: str) -> Iterator[tuple[Li
         start = event.time_range.start
         if not event.name.startswith("aten::") or not begin <= start < end or start < until.get(event.thread, 0.0):
             continue
-        if _is_composed(event.name):
+        if _is_composed(event.name, event.overload_name, kind) or _is_cast(event):
             continue
         until[event.thread] = event.time_range.end
         name = event.name.removeprefix("aten::")
-        if name in _VIEWS:
+        if name in VIEWS:
             continue
         if part == "backward" and name == "add_":  # where gradients meet: in place, if nobody else holds one of them
             name = "add"
@@ -145,11 +150,17 @@ def _kernels(event: Any) -> list[Any]:
     return [*event.kernels, *(kernel for child in event.cpu_children for kernel in _kernels(child))]
 
 
-def _is_composed(name: str) -> bool:
-    """Whether autograd sees what an operator is made of, and not itself."""
+def _is_composed(name: str, overload: str, kind: str) -> bool:
+    """Whether autograd sees what an operator is made of, and not itself: there is no kernel of it for the device."""
+    full = f"{name}.{overload}" if overload else name
     known = torch._C._dispatch_has_kernel_for_dispatch_key
     try:
-        overloads = [f"{name}.{o}" if o != "default" else name for o in getattr(torch.ops.aten, name[6:]).overloads()]
-        return name[6:] not in _WHOLE and any(known(overload, "CompositeImplicitAutograd") for overload in overloads)
-    except (AttributeError, RuntimeError):
+        return bool(known(full, "CompositeImplicitAutograd") and not known(full, kind))
+    except RuntimeError:  # torch does not know it
         return False
+
+
+def _is_cast(event: Any) -> bool:
+    """Whether autocast casts what an operator is given, and calls it again: casts and operator are its children."""
+    names = [child.name for child in event.cpu_children]
+    return event.name in names and "aten::to" in names

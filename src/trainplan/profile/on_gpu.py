@@ -3,8 +3,8 @@
 Fake tensors pretend to be on the CPU, because on a machine without a GPU fake GPU tensors do not carry autograd. Three
 things differ, and each is told here:
 
-* **names**: one operator in the place of another (`NAMES`, `name_of`). Attention is one of three fused kernels, which
-  depends on the type and on whether there is a mask; batch norm is cudnn's where cudnn has it; dropout is one kernel.
+* **names**: one operator in the place of another (`shown`). Attention is one of three fused kernels, or none of them
+  (`attention.py` has the rule); batch norm is cudnn's where cudnn has it; dropout is one kernel.
 * **autocast**: which operators a GPU's autocast runs in the lower precision, and which in fp32 (`LOWER`, `SINGLE`,
   `SINGLE_INSIDE`: `torch/csrc/autocast_mode.h`, 2.11 to 2.13). A CPU's has other lists, and a GPU's is ignored on CPU
   tensors; so we cast ourselves, where it would (`OnGpu`).
@@ -21,32 +21,47 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from trainplan.profile.attention import Asked, Gpu, attention, kernel_of
+
 aten = torch.ops.aten
+Shapes = tuple[tuple[int, ...], ...]
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
-_FLASH_WIDTH = 256  # the widest head that the flash kernel takes
 _LARGEST_NORM = 2**31 - 1  # elements that cudnn's batch norm takes
 _LEAST_EPSILON = 1e-5  # of cudnn's batch norm
 
 
-def name_of(function: OpOverload, args: Any, kwargs: Any) -> str:
-    """What a GPU runs for an operator that was seen on CPU tensors. (Dropout is the recorder's to tell.)"""
+def shown(function: OpOverload, args: Any, kwargs: Any, shapes: Shapes, gpu: Gpu) -> tuple[str, Shapes]:
+    """What a GPU's profiler shows for an operator that was seen on CPU tensors. (Dropout is the recorder's to tell.)
+
+    `shapes` are those of the tensors that it is given, in their order; a GPU's operator may have them in another.
+    """
     name = function.overloadpacket.__name__
     if name.startswith("_scaled_dot_product_flash_attention_for_cpu"):
-        return _attention(name, args, kwargs)
+        return _attention(name, args, kwargs, shapes, gpu)
     if name in ("native_batch_norm", "native_batch_norm_backward"):
-        return _batch_norm(name, args)
-    return name
+        found = _batch_norm(name, args)
+        # cudnn has room of its own between forward and backward: none, unless the channels are last.
+        return found, (*shapes, (0,)) if found == "cudnn_batch_norm_backward" else shapes
+    return name, shapes
 
 
-def _attention(name: str, args: Any, kwargs: Any) -> str:
+def _attention(name: str, args: Any, kwargs: Any, shapes: Shapes, gpu: Gpu) -> tuple[str, Shapes]:
     backward = name.endswith("backward")
-    query = args[1 if backward else 0]
+    query, key, value = args[1:4] if backward else args[:3]
+    dropout, causal = args[6:8] if backward else (*args[3:], *(0.0, False)[len(args) - 3 :])  # defaults are left out
     mask = kwargs.get("attn_mask")
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    kind = "flash" if half and mask is None and query.shape[-1] <= _FLASH_WIDTH else "efficient"
-    return f"_scaled_dot_product_{kind}_attention" + ("_backward" if backward else "")
+    kernel = kernel_of(Asked(query, key, value, mask, dropout, causal, grouped=True), gpu)
+    found = f"_scaled_dot_product_{kernel}_attention"
+    if not backward:
+        return found, shapes
+    gradient, q, k, v, out, sums, *rest = shapes
+    if kernel == "efficient":
+        return f"{found}_backward", (gradient, q, k, v, *rest, out, sums)
+    if kernel == "cudnn":
+        sums = (*sums, 1)
+    return f"{found}_backward", (gradient, q, k, v, out, sums, *rest)
 
 
 def _batch_norm(name: str, args: Any) -> str:
@@ -90,20 +105,16 @@ SINGLE_INSIDE = {"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod", "
 
 
 class OnGpu(TorchFunctionMode):
-    """Operators as a GPU is asked for them: attention without its dropout, which the kernel does on the way, and with
-    `lower`, under autocast to that precision."""
+    """Operators as a GPU runs them: attention by its kernels, and with `lower`, under autocast to that precision."""
 
-    def __init__(self, lower: torch.dtype | None = None) -> None:
+    def __init__(self, lower: torch.dtype | None = None, gpu: Gpu | None = None) -> None:
         super().__init__()
-        self.lower = lower
+        self.lower, self.gpu = lower, gpu or Gpu()
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # autocast casts a weight once in a forward pass
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = function.overloadpacket.__name__ if isinstance(function, OpOverload) else function.__name__
-        if name == "scaled_dot_product_attention":
-            args = [*args[:4], 0.0, *args[5:]] if len(args) > 4 else args
-            kwargs.pop("dropout_p", None)
         if self.lower is not None and torch.is_grad_enabled():
             if name in LOWER:
                 args, kwargs = self._cast((args, kwargs), self.lower)
@@ -116,6 +127,8 @@ class OnGpu(TorchFunctionMode):
                     return _cross_entropy(*args, **kwargs)
                 if name == "cross_entropy_loss":
                     return _cross_entropy_loss(*args, **kwargs)
+        if name == "scaled_dot_product_attention":
+            return attention(Asked.of(*args, **kwargs), self.gpu)
         return function(*args, **kwargs)
 
     def _cast(self, tree: Any, to: torch.dtype) -> Any:

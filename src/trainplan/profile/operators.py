@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from trainplan.profile.arithmetic import NAMES
+from trainplan.profile.attention import Gpu
 from trainplan.profile.device.families import convolution_flops
 from trainplan.profile.memory import storage_bytes
-from trainplan.profile.on_gpu import name_of
+from trainplan.profile.on_gpu import shown
 from trainplan.profile.op import Op
 from trainplan.profile.traced import Life
 
@@ -45,12 +46,12 @@ class Recorder(TorchDispatchMode):
     """Writes every operator that reads or writes memory into `ops`, and follows the bytes alive.
 
     `gpu`: what a GPU does in one kernel (drawing a dropout mask and applying it) is written as one. `lists`: every
-    operator is also `listed` with the name and the shapes that a profiler would show.
+    operator is also `listed` with the name and the shapes that a profiler would show, on a GPU like `like`.
     """
 
-    def __init__(self, gpu: bool, lists: bool = False) -> None:
+    def __init__(self, gpu: bool, lists: bool = False, like: Gpu | None = None) -> None:
         super().__init__()
-        self.gpu = gpu
+        self.gpu, self._like = gpu, like or Gpu()
         self.listed: list[Listed] | None = [] if lists else None
         self._applied: set[int] = set()  # masks that a forward pass has applied
         self.ops: list[Op] = []
@@ -82,16 +83,18 @@ class Recorder(TorchDispatchMode):
 
     def _listed(self, function: Any, args: Any, kwargs: Any, read: dict[int, tuple[Tensor, int]]) -> Listed:
         """An operator as a profiler would show it."""
-        name = name_of(function, args, kwargs) if self.gpu else function.overloadpacket.__name__
+        name = function.overloadpacket.__name__
+        given = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, Tensor)]
+        shapes = tuple(tuple(t.shape) for t in given if t.dim())
+        if self.gpu:
+            name, shapes = shown(function, args, kwargs, shapes, self._like)
         masks = [key for key in read if key in self._masks]
         if self.gpu and masks and name == "mul":  # forward draws the mask and applies it, backward applies it again
             name = "native_dropout_backward" if masks[0] in self._applied else "native_dropout"
             self._applied.add(masks[0])
-        given = [leaf for leaf in (*args, *kwargs.values()) if isinstance(leaf, Tensor)]
-        given = given[:1] if name == "native_dropout" else given  # the mask is its own
+        shapes = shapes[:1] if name == "native_dropout" else shapes  # the mask is its own
         touched = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         numbers = next((t.dtype for t in touched if t.is_floating_point()), None)
-        shapes = tuple(tuple(t.shape) for t in given if t.dim())
         return Listed(name, shapes, NAMES.get(numbers, "") if numbers else "")
 
     def bytes_of(self, tensor: Tensor) -> int:
