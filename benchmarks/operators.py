@@ -12,6 +12,8 @@ import json
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,11 @@ def main() -> None:
         "command": command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.describe(device),
-        "versions": machine.versions(),
+        "versions": {
+            **machine.versions(),
+            "transformers": version("transformers") if find_spec("transformers") else "",
+        },
+        "form": 2,  # by the form of an operator that was called, and with the casts that autocast makes for it
     }
     rows = json.loads(arguments.out.read_text(encoding="utf-8"))["rows"] if arguments.out.exists() else []
     known = {row["model"] for row in rows}

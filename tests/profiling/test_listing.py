@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainplan.profile.attention import Gpu
+from trainplan.profile.attention import Asked, Gpu, kernel_of
 from trainplan.profile.listing import VIEWS, listed, profiled
 from trainplan.profile.on_gpu import at_once
 from trainplan.workload.load import load
@@ -17,6 +17,7 @@ from trainplan.workload.load import load
 from . import models
 
 ROOT = Path(__file__).parents[2]
+MODEL = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=100"
 RECORDED = ROOT / "benchmarks/data/operators-gpu.json"
 PARTS = ("forward", "backward", "update")
 H200, A100 = Gpu((9, 0)), Gpu((8, 0))
@@ -93,6 +94,31 @@ def test_what_a_gpu_runs_under_autocast():
     assert found["update"]["_foreach_lerp_"] == "fp32"
 
 
+def test_attention_is_another_kernel_on_another_device():
+    """In half precision Hopper's is cudnn's, and Ampere's flash; masks and dropout may change that, and torch's version."""
+
+    def asked(dtype=torch.bfloat16, width=64, **more):
+        given = torch.empty(2, 4, 32, width, dtype=dtype)
+        return Asked(given, given, given, **more)
+
+    dense = torch.empty(2, 1, 32, 32)
+    spread = torch.empty(1, 1, 1, 1).expand(2, 1, 32, 32)
+    before, since = Gpu((9, 0), torch=(2, 11)), Gpu((9, 0), torch=(2, 12))
+    turing = Gpu((7, 5))
+    for gpu, what, kernel in [
+        (H200, asked(), "cudnn"), (A100, asked(), "flash"), (turing, asked(), "math"),
+        (turing, asked(torch.float16), "efficient"), (H200, asked(torch.float32), "efficient"),
+        (H200, asked(torch.float64), "math"),
+        (H200, asked(mask=dense), "cudnn"), (A100, asked(mask=dense), "efficient"), (H200, asked(mask=spread), "math"),
+        (H200, asked(mask=dense.clone().requires_grad_()), "efficient"),
+        (before, asked(dropout=0.1), "cudnn"), (since, asked(dropout=0.1), "flash"),
+        (since, asked(dropout=0.25), "cudnn"), (H200, asked(width=44), "flash"),
+        (H200, asked(width=200), "cudnn"), (Gpu((10, 0)), asked(width=200), "flash"),
+        (Gpu((8, 6)), asked(width=200), "efficient"), (H200, asked(torch.float32, width=6), "math"),
+    ]:  # fmt: skip
+        assert kernel_of(what, gpu) == kernel
+
+
 def test_pure_bf16_has_no_casts():
     found = on_a_gpu("pure-bf16")
     assert "_to_copy" not in found["forward"] | found["backward"]
@@ -164,6 +190,21 @@ def as_first_recorded(ops, model):
     return found
 
 
+@pytest.fixture
+def earlier(monkeypatch):
+    """As in the transformers of the recording: today's makes a learned mask dense, so that a fused kernel reads it."""
+    home = pytest.importorskip("transformers.integrations.sdpa_attention")
+    made = getattr(home, "create_position_bias_mask", None)
+
+    def as_it_comes(*args):
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.Tensor, "contiguous", lambda tensor: tensor)
+            return made(*args)
+
+    if made is not None:
+        monkeypatch.setattr(home, "create_position_bias_mask", as_it_comes)
+
+
 def holds(row):
     """Whether all operators of a recorded step are those of our list: names and shapes, and how many of each."""
     model = row["model"].replace("benchmarks/", f"{ROOT}/benchmarks/")
@@ -182,18 +223,19 @@ def holds(row):
 
 def rows(*wanted):
     """Those of some models and precisions; none: all."""
-    found = [row for row in FILE["rows"] if not wanted or (row["model"].split(",")[0], row["precision"]) in wanted]
-    return pytest.mark.parametrize("row", found, ids=lambda row: f"{row['model']} {row['precision']}")
+    names = {f"{row['model']} {row['precision']}": row for row in FILE["rows"]}
+    return pytest.mark.parametrize("row", [names[name] for name in wanted or names], ids=wanted or names)
 
 
-@rows(("gpt:layers=2", "bf16"), ("benchmarks/densenet.py:build", "fp32"))
+@rows(f"{MODEL},dropout=0.1 bf16", "benchmarks/densenet.py:build fp32")
 def test_on_a_gpu_the_list_is_the_profiler_s_for_some(row):
+    """One with attention, dropout and autocast's casts, and one with convolutions and batch norms."""
     assert holds(row)
 
 
 @pytest.mark.slow
 @rows()
-def test_on_a_gpu_the_list_is_the_profiler_s(row):
+def test_on_a_gpu_the_list_is_the_profiler_s(row, earlier):
     """What was recorded on a GPU by `python benchmarks/operators.py`, operator by operator."""
     assert holds(row)
 

@@ -25,8 +25,15 @@ from trainplan.profile.op import Op
 from trainplan.profile.traced import Life
 
 aten = torch.ops.aten
-_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
-_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
+# Attention: where among its arguments is whether it is causal.
+_ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu: 4,
+    aten._scaled_dot_product_efficient_attention: 6,
+}
+_ATTENTION_BACKWARD = {
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: 7,
+    aten._scaled_dot_product_efficient_attention_backward: 11,
+}
 # Where the two factors of a product are among its arguments.
 _FACTORS = {"mm": slice(2), "bmm": slice(2), "addmm": slice(1, 3), "baddbmm": slice(1, 3)}
 # These neither compute nor move anything.
@@ -182,7 +189,7 @@ def _described(function: Any, args: Any, kwargs: Any, out: Any, read: int, writt
         "precision": NAMES.get(numbers, "") if numbers is not None else "",
         "elements": max((t.numel() for t in touched), default=0),
     }
-    if packet in (_ATTENTION, _ATTENTION_BACKWARD):
+    if packet in _ATTENTION or packet in _ATTENTION_BACKWARD:
         return replace(_attention(packet, args, kwargs, read, written), **about)
     shape = _shape(name, args, out)
     if packet is aten.convolution_backward:
@@ -194,11 +201,11 @@ def _described(function: Any, args: Any, kwargs: Any, out: Any, read: int, writt
 
 def _attention(packet: Any, args: Any, kwargs: Any, read: int, written: int) -> Op:
     """Two products of (queries × keys × width) forward; backward five, one of them the scores again."""
-    backward = packet is _ATTENTION_BACKWARD
+    backward = packet in _ATTENTION_BACKWARD
     query, key = args[1:3] if backward else args[:2]
     *batch, queries, width = query.shape
     product = 2.0 * torch.Size(batch).numel() * queries * key.shape[-2] * width
-    place = 7 if backward else 4
+    place = (_ATTENTION_BACKWARD if backward else _ATTENTION)[packet]
     causal = kwargs.get("is_causal", args[place] if len(args) > place else False)
     return Op(
         "attention_backward" if backward else "attention",

@@ -21,7 +21,10 @@ from trainplan.profile.tape import Seen, Step
 
 PRODUCTS = {"mm", "addmm"}
 BATCHED = {"bmm", "baddbmm"}
-ATTENTION = {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_attention_math_for_mps"}
+ATTENTION = {
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_attention_math_for_mps",
+}  # fmt: skip
 LOSS = {"_log_softmax"}
 # What treats the elements of a slice, or its heads, by themselves.
 FRIENDLY = BATCHED | ATTENTION | {
