@@ -95,7 +95,7 @@ def test_what_a_gpu_runs_under_autocast():
 
 
 def test_attention_is_another_kernel_on_another_device():
-    """In half precision Hopper's is cudnn's, and Ampere's flash; masks and dropout may change that, and torch's version."""
+    """In half precision Hopper's is cudnn's, and Ampere's flash; masks and dropout may change that, so may torch."""
 
     def asked(dtype=torch.bfloat16, width=64, **more):
         given = torch.empty(2, 4, 32, width, dtype=dtype)

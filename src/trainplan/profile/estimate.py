@@ -126,7 +126,9 @@ def _passes(traces: list[BlockTrace], sizes: Sequence[int], speed: Speed) -> dic
 
 
 # Operators of attention, which go by pairs of tokens; all others go by tokens.
-ATTENTION = {"attention", "attention_backward", "bmm", "baddbmm", "_softmax", "_softmax_backward_data"}
+ATTENTION = {
+    "attention", "attention_backward", "bmm", "baddbmm", "_softmax", "_safe_softmax", "_softmax_backward_data",
+}  # fmt: skip
 _POINTS = [(0.25, 0.25), (0.25, 0.5), (0.25, 0.75), (0.25, 1.0), (0.5, 0.5), (0.5, 1.0)]  # share of the tokens, reach
 
 

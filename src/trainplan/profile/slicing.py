@@ -32,7 +32,8 @@ FRIENDLY = BATCHED | ATTENTION | {
     "split_with_sizes", "chunk", "squeeze", "unsqueeze", "alias", "detach", "clone", "contiguous", "copy_", "_to_copy",
     "cat", "stack", "empty_like", "zeros_like", "ones_like", "new_zeros", "new_empty", "bernoulli_", "native_dropout",
     "add", "add_", "sub", "mul", "mul_", "div", "div_", "neg", "exp", "pow", "sqrt", "rsqrt", "tanh", "sigmoid", "relu",
-    "relu_", "gelu", "silu", "where", "masked_fill", "masked_fill_", "_softmax", "repeat", "lift_fresh",
+    "relu_", "gelu", "silu", "where", "masked_fill", "masked_fill_", "_softmax", "_safe_softmax",
+    "repeat", "lift_fresh",
 }  # fmt: skip
 
 
