@@ -41,6 +41,7 @@ from trainplan.bench.by_hand import Step, Training, by_hand
 from trainplan.bench.command import command
 from trainplan.bench.pool import placed, pool
 from trainplan.bench.slow_link import slow_link
+from trainplan.cluster.cluster import Slowdown
 from trainplan.cluster.probe.probe import probe
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan
@@ -224,7 +225,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with slow_link(options.link, options.delay) as link:
-        cluster = probe(2, quick=True, place=link.place, timeout_s=300)
+        # Who sleeps is not slowed down by communication, nor by others who do.
+        probed = probe(2, quick=True, place=link.place, timeout_s=300)
+        cluster = replace(probed, slowdown=Slowdown(), contention=())
         naps = Alone(LAYERS * FORWARD_S, LAYERS * BACKWARD_S, 0.0)
         plans = {line: solve(parse(line), profile(naps), cluster, SAMPLES).plan for line in options.plans}
         with placed(link.place):
