@@ -16,7 +16,7 @@ MEMORY, FLOOR = 3.6e12, 2e-6
 def true_seconds(at: Place) -> float:
     """Waves of tiles at a speed that grows with the depth of the sum; bytes; and a floor."""
     if at.flops:
-        product = as_product(at)
+        product = as_product(at.family, at.variant, at.shape)
         arithmetic = (tiled(*product, 100) if product else 2 * at.flops) / CEILING[at.precision]
         deep = product[2] if product else 512
         arithmetic *= 1 + 64 / deep

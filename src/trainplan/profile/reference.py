@@ -62,7 +62,7 @@ class Reference:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             with torch.cuda.device(self.device):
                 begin.record()
-                self._run()
+                self.run()
                 end.record()
             end.synchronize()
             found.append(begin.elapsed_time(end) / 1e3)
@@ -72,11 +72,12 @@ class Reference:
         found = []
         for _ in range(TRIES):
             start = clock()
-            self._run()
+            self.run()
             found.append(clock() - start)
         return statistics.median(found)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """One run of the kernel."""
         with torch.enable_grad():
             images = F.conv2d(self.images, self.weight, padding=1)
             images = F.batch_norm(images, None, None, self.scale, self.shift, training=True)

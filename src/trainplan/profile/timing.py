@@ -175,6 +175,15 @@ class Readings:
     def count(self, what: Hashable) -> int:
         return len(self.taken.get(what, ()))
 
+    def last(self, what: Hashable) -> float:
+        """The latest timing of a thing, as it was read."""
+        return self.taken[what][-1][0].run_s
+
+    def range(self, what: Hashable) -> float:
+        """The most over the least of its timings, less one."""
+        runs = [spent.run_s for spent, _ in self.taken[what]]
+        return max(runs) / min(runs) - 1
+
     def spread(self, what: Hashable) -> float:
         """Interquartile range of the ratios over their median; 0 for fewer than three."""
         ratios = self.ratios(what)

@@ -21,7 +21,7 @@ Imports no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainplan.profile.op import Op
@@ -66,27 +66,29 @@ def place(family: str, variant: str, precision: str, shape: tuple[int, ...]) -> 
     >>> round(at.flops / at.bytes)
     315
     """
+    flops, moved = amounts(family, variant, precision, shape)
+    return Place(family, variant, precision, shape, float(flops), float(moved))
+
+
+def amounts(family: str, variant: str, precision: str, shape: Any) -> tuple[Any, Any]:
+    """(FLOPs, bytes) of a shape; or of many, where each of its sizes is an array (of floats, which do not overflow)."""
     size = ITEM_BYTES[precision]
-    flops = 0.0
     if family == "product":
         batch, rows, inner, columns = shape
-        flops = 2.0 * batch * rows * inner * columns
-        moved = float(size * batch * (rows * inner + inner * columns + rows * columns))
-    elif family == "convolution":
+        return 2 * batch * rows * inner * columns, size * batch * (rows * inner + inner * columns + rows * columns)
+    if family == "convolution":
         samples, ins, outs, places, kernel, stride, groups = shape
-        flops = convolution_flops(shape)
-        moved = float(size * (samples * places * (ins * stride**2 + outs) + ins * outs * kernel // groups))
-    elif family == "attention":
+        read, weights = samples * places * ins * stride**2, ins * outs * kernel // groups
+        return convolution_flops(shape), size * (read + samples * places * outs + weights)
+    if family == "attention":
         heads, queries, keys, width = shape
         backward = variant.startswith("backward")
-        flops = (10.0 if backward else 4.0) * heads * queries * keys * width * (0.5 if "causal" in variant else 1.0)
-        moved = float(size * heads * width * (queries + keys) * (4 if backward else 2))
-    else:
-        moved = float(shape[0])
-    return Place(family, variant, precision, shape, flops, moved)
+        done = (10.0 if backward else 4.0) * (0.5 if "causal" in variant else 1.0)
+        return done * heads * queries * keys * width, size * heads * width * (queries + keys) * (4 if backward else 2)
+    return 0.0 * shape[0], shape[0]
 
 
-def convolution_flops(shape: tuple[int, ...]) -> float:
+def convolution_flops(shape: Any) -> Any:
     """FLOPs of a convolution of such a shape; backward takes as many for its input, and again for its weights.
 
     >>> convolution_flops((32, 64, 128, 28 * 28, 9, 1, 1)) == 2 * 32 * 28 * 28 * 64 * 128 * 9

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from trainplan import files
 from trainplan.errors import InputError, nearest
-from trainplan.profile.device.families import DIMENSIONS, PRECISIONS, VARIANTS, place
+from trainplan.profile.device.families import DIMENSIONS, PRECISIONS, VARIANTS, amounts
 from trainplan.units import gb_per_s, percent, tflops
 
 KIND = "device"
@@ -37,13 +37,18 @@ class Curve:
     def name(self) -> str:
         return f"{self.family}.{self.variant}.{self.precision}"
 
-    @cached_property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(int(word) for word in point.split()[:-1]) for point in self.points)
+    @property
+    def shapes(self) -> np.ndarray:
+        """A row of whole numbers for each point."""
+        return self._numbers[:, :-1].astype(np.int64)
+
+    @property
+    def seconds(self) -> np.ndarray:
+        return self._numbers[:, -1]
 
     @cached_property
-    def seconds(self) -> np.ndarray:
-        return np.array([float(point.split()[-1]) for point in self.points])
+    def _numbers(self) -> np.ndarray:
+        return np.array(" ".join(self.points).split(), dtype=float).reshape(len(self.points), -1)
 
 
 def point(shape: tuple[int, ...], seconds: float) -> str:
@@ -73,7 +78,7 @@ class DeviceFile:
     command: str
     versions: dict[str, str]
     seconds: float  # that measuring took
-    noise: float  # median spread of the readings of one point, over their median
+    noise: float  # median of what the readings of one point differ by
     drift: float  # spread of the reference kernel over the whole time
     processors: int
     cache_bytes: int
@@ -90,6 +95,8 @@ class DeviceFile:
     missing: dict[str, str] = field(default_factory=dict)  # curve → why it is not there
     skipped: int = 0  # points that there was no time for
     whole: bool = True  # False: measuring was cut short
+    # By precision, what is left of the rate of a large product after a second of nothing else; none: not measured.
+    sustained: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_cpu(self) -> bool:
@@ -140,6 +147,10 @@ def _check(found: DeviceFile, where: str) -> None:
     if found.memory_peak and found.memory_rate > found.memory_peak * TOLERANCE:
         why = f"{gb_per_s(found.memory_peak)} is below the {gb_per_s(found.memory_rate)} that was measured"
         raise InputError(f"{where}.memory_peak", why, "the memory bandwidth of the device's data sheet")
+    for precision, share in found.sustained.items():
+        _known(precision, PRECISIONS, f"{where}.sustained.{precision}", "precision")
+        if not 0 < share <= 1:
+            raise InputError(f"{where}.sustained.{precision}", f"{share}: a share is above 0 and at most 1", "1.0")
     for family, issue in found.host.items():
         _known(family, VARIANTS, f"{where}.host.{family}", "family")
         _not_negative(issue.forward_s, f"{where}.host.{family}.forward_s")
@@ -157,20 +168,24 @@ def _check_curve(curve: Curve, where: str, of: DeviceFile) -> None:
     if not curve.points:
         raise InputError(f"{where}.points", "a curve has at least one point", "leaving it out")
     for number, text in enumerate(curve.points):
-        at = f"{where}.points[{number}]"
         *sizes, seconds = text.split() or [""]
-        if len(sizes) != size or not all(word.isdigit() and int(word) > 0 for word in sizes):
-            raise InputError(at, f"{text!r}: {size} sizes and the seconds were expected", "1 64 64 64 2.3e-06")
+        if len(sizes) != size or not all(word.isdigit() and word != "0" for word in sizes):
+            at, why = f"{where}.points[{number}]", f"{text!r}: {size} sizes and the seconds were expected"
+            raise InputError(at, why, "1 64 64 64 2.3e-06")
         try:
             taken = float(seconds)
         except ValueError:
-            raise InputError(at, f"{seconds!r} is not a number of seconds", "2.3e-06") from None
-        _positive(taken, at)
-        flops = place(curve.family, curve.variant, curve.precision, tuple(map(int, sizes))).flops
-        ceiling = of.ceiling.get(curve.precision)
-        if curve.family == "product" and ceiling is not None and flops / taken > ceiling * 1.01:
-            why = f"{percent(flops / taken / ceiling)} of the ceiling, which is the highest rate of any product"
-            raise InputError(at, why, "measuring the device again")
+            why = f"{seconds!r} is not a number of seconds"
+            raise InputError(f"{where}.points[{number}]", why, "2.3e-06") from None
+        if not 0 < taken < inf:
+            _positive(taken, f"{where}.points[{number}]")
+    ceiling = of.ceiling.get(curve.precision)
+    if curve.family == "product" and ceiling is not None:
+        flops, _ = amounts(curve.family, curve.variant, curve.precision, curve.shapes.T.astype(float))
+        rates = flops / curve.seconds
+        if rates.max() > ceiling * 1.01:
+            why = f"{percent(rates.max() / ceiling)} of the ceiling, which is the highest rate of any product"
+            raise InputError(f"{where}.points[{rates.argmax()}]", why, "measuring the device again")
 
 
 def _positive(value: float, where: str) -> None:

@@ -1,9 +1,10 @@
 """Measuring a device: microbenchmarks over a grid of shapes, within a given time, written down as it goes.
 
-Every point is read three times beside a reference kernel, and what is kept is the median of the ratios, so that a
-machine that slows down meanwhile does not bend the curves. Nothing fails in silence: a point that raises is recorded
-with its curve, a curve that raises twice is given up and named under `missing` with its error, and a device that does
-not answer any more ends the measurement with what there is.
+Every point is read beside a reference kernel until its readings agree, and what is kept is the median of the ratios, so
+that a machine that slows down meanwhile does not bend the curves. The reference must be the same work all the time, in
+one precision, and seen without its host; else it bends them itself. Nothing fails in silence: a point that raises is
+recorded with its curve, a curve that raises twice is given up and named under `missing` with its error, and a device
+that does not answer any more ends the measurement with what there is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trainplan.cluster import catalogue
 from trainplan.errors import InputError, RunError
 from trainplan.profile import machine
 from trainplan.profile.device import issue
+from trainplan.profile.device.families import ARITHMETIC, VARIANTS, place
 from trainplan.profile.device.file import TOLERANCE, Curve, DeviceFile, Issue, point
 from trainplan.profile.device.grid import Case, cases
 from trainplan.profile.device.kernels import arithmetic, work
@@ -31,8 +33,8 @@ from trainplan.profile.timing import Clock, DeviceClock, Readings, Spent, clock_
 from trainplan.units import tflops
 
 Progress = Callable[[str, float], None]
-READINGS, MOST_READINGS = 3, 7  # of a point that is steady, and of one that is not
-UNSTEADY = 0.1  # spread of the readings
+READINGS, MOST_READINGS = 2, 7  # of a point that is steady, and of one that is not
+STEADY = 0.03  # the least and the most of its readings differ by no more
 MOST_RESERVED = 2**34  # bytes that the allocator may keep from one shape to the next
 USED = 0.8  # share of the time that points are measured in; loading libraries and the host's lane take the rest
 WINDOW_S = {"cuda": 4e-4, "cpu": 1e-3}  # a reading is as many calls as take so long
@@ -42,6 +44,12 @@ SAVED_EVERY_S = 20.0
 LOOK_EVERY_S = 1.0
 STREAMS = {("copy", "contiguous"), ("elementwise", "add"), ("elementwise", "relu")}  # the rate of memory is theirs
 STRIKES = 2  # errors after which a curve is given up
+LOOKS = 3  # runs of the reference for one reading of it
+MEANT = 2.0  # what takes longer than so many times the shortest kernel is slow because of its work
+LOADED_S = 1.0  # for how long a device is kept at its ceiling, to see what is left of it when it is hot
+RESTED_S = 0.2  # and for how long it rests before
+LOADED = (1, 8192, 8192, 8192)  # with this product
+_ALIKE = {True: ARITHMETIC, False: tuple(family for family in VARIANTS if family not in ARITHMETIC)}
 
 
 @dataclass
@@ -58,6 +66,8 @@ class Session:
     strikes: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     host: dict[str, Issue] = field(default_factory=dict)
+    sustained: dict[str, float] = field(default_factory=dict)
+    floor_s: float = float("inf")  # the shortest call so far
     updates: issue.Updates = field(default_factory=lambda: issue.Updates(0.0, 0.0))
     skipped: int = 0
     dead: bool = False  # the device does not answer any more
@@ -92,9 +102,11 @@ def measure(
     say("starting", 0.0)
     with machine.still(at), arithmetic(at) as choose, torch.enable_grad():
         reference, clock = Reference(at), clock_of(at)
-        session.readings.look(reference.core_seconds())
+        look = _looks(session, reference, clock, choose)
+        look()
         if isinstance(clock, DeviceClock):
             _host_lane(session, clock)
+            _under_load(session, clock, choose)
         every = cases(at.type, _precisions(at), quick)
         saved = looked = session.elapsed
         for number, case in enumerate(every):
@@ -104,7 +116,7 @@ def measure(
             say(f"{case.at.family} {' × '.join(map(str, case.at.shape))}", number / len(every))
             _one(session, case, clock, choose)
             if not session.dead and session.elapsed - looked > LOOK_EVERY_S:
-                _look(session, reference)
+                look()
                 looked = session.elapsed
             if output is not None and session.elapsed - saved > SAVED_EVERY_S and _enough(session):
                 assemble(session, whole=False).save(output)
@@ -143,12 +155,17 @@ def _one(session: Session, case: Case, clock: Clock, choose: Callable[[str], Non
         _settle(session)
 
 
-def _look(session: Session, reference: Reference) -> None:
-    """A reading of the reference kernel."""
-    try:
-        session.readings.look(reference.core_seconds())
-    except Exception as error:
-        _give_up(session, error)
+def _looks(session: Session, reference: Reference, clock: Clock, choose: Callable[[str], None]) -> Callable[[], None]:
+    """What takes a reading of the reference kernel, in the same precision whatever was measured before it."""
+
+    def look() -> None:
+        try:
+            choose("tf32")
+            session.readings.look(median(clock.time("reference", reference.run).run_s for _ in range(LOOKS)))
+        except Exception as error:
+            _give_up(session, error)
+
+    return look
 
 
 def _give_up(session: Session, error: Exception) -> None:
@@ -173,34 +190,50 @@ def _settle(session: Session) -> None:
 
 def _read(session: Session, case: Case, clock: Clock) -> None:
     call = work(case.at, session.device, _cache_bytes(session.device))
-
-    def calls(count: int) -> Callable[[], None]:
-        def repeated() -> None:
-            for _ in range(count):
-                call()
-
-        return repeated
-
-    first = clock.time((case, 1), calls(1)).run_s
+    first = clock.time((case, 1), call).run_s
     window = WINDOW_S[session.device.type]
     count = max(1, min(MOST_CALLS, int(window / max(first, 1e-7))))
     if count > 1:
-        clock.time((case, count), calls(count))  # tells the clock how long issuing takes
-    while session.readings.count(case) < (READINGS if session.readings.spread(case) < UNSTEADY else MOST_READINGS):
-        spent = clock.time((case, count), calls(count))
+        clock.time((case, count), _times(call, count))  # tells the clock how long issuing takes
+    while not _agreed(session.readings, case):
+        spent = clock.time((case, count), _times(call, count))
         if spent.run_s <= 0:
             raise RuntimeError(f"the clock shows no time for {count} calls")
         session.readings.note(case, Spent(spent.run_s / count, spent.issue_s / count))
     session.taken[case] = None
-    amount = case.at.flops or case.at.bytes
-    rate = amount / max(first, 1e-9)
-    session.rates[case.curve] = max(rate, session.rates.get(case.curve, 0.0))
+    taken = session.readings.last(case)
+    session.floor_s = min(session.floor_s, taken)
+    if taken > MEANT * session.floor_s:  # else it says nothing of how fast larger ones are
+        rate = (case.at.flops or case.at.bytes) / (taken - session.floor_s)
+        session.rates[case.curve] = max(rate, session.rates.get(case.curve, 0.0))
+
+
+def _times(call: Callable[[], object], count: int) -> Callable[[], None]:
+    """A call, so many times."""
+
+    def repeated() -> None:
+        for _ in range(count):
+            call()
+
+    return repeated
+
+
+def _agreed(readings: Readings, case: Case) -> bool:
+    """Whether there are readings enough: as soon as they agree, or there are many."""
+    count = readings.count(case)
+    return count >= MOST_READINGS or (count >= READINGS and readings.range(case) < STEADY)
 
 
 def _too_long(session: Session, case: Case) -> bool:
-    """Whether one call would take more than its share of the time, by the best that its curve has shown."""
-    rate = session.rates.get(case.curve)
-    return rate is not None and (case.at.flops or case.at.bytes) / rate > 60 * session.minutes * LONGEST
+    """Whether one call would take more than its share of the time, by the best that its curve has shown.
+
+    Of a curve with none but the smallest points so far nothing is known, and the data sheet of no device is asked: the
+    rate of the fastest curve with the same kind of work stands for it.
+    """
+    work = case.at.flops or case.at.bytes
+    alike = [rate for name, rate in session.rates.items() if name.split(".")[0] in _ALIKE[bool(case.at.flops)]]
+    rate = session.rates.get(case.curve) or max(alike, default=0.0)
+    return rate > 0 and work / rate > 60 * session.minutes * LONGEST
 
 
 def _host_lane(session: Session, clock: DeviceClock) -> None:
@@ -215,6 +248,26 @@ def _host_lane(session: Session, clock: DeviceClock) -> None:
         session.updates = issue.updates(lane)
     except Exception as error:
         session.missing["host.optimizer"] = _first_line(error)
+    _settle(session)
+
+
+def _under_load(session: Session, clock: DeviceClock, choose: Callable[[str], None]) -> None:
+    """What is left of the rate of a large product when it runs for long: power and heat bring clocks down.
+
+    A single call is as fast as a cold device is, and so are the points of the curves, between which it rests.
+    """
+    for precision in _precisions(session.device):
+        try:
+            choose(precision)
+            call = work(place("product", "nt", precision, LOADED), session.device, _cache_bytes(session.device))
+            clock.time(("load", precision), call)
+            time.sleep(RESTED_S)
+            cold = clock.time(("load", precision), call).run_s
+            count = max(1, int(LOADED_S / 4 / cold))
+            hot = [clock.time(("load", precision, count), _times(call, count)).run_s / count for _ in range(4)]
+            session.sustained[precision] = round(min(1.0, cold / hot[-1]), 4)
+        except Exception as error:
+            session.missing[f"sustained.{precision}"] = _first_line(error)
     _settle(session)
 
 
@@ -254,7 +307,7 @@ def assemble(session: Session, whole: bool) -> DeviceFile:
         command=session.command,
         versions=machine.versions() | ({"cuda": str(torch.version.cuda)} if session.cuda else {}),
         seconds=round(session.elapsed, 1),
-        noise=round(median(readings.spread(case) for case in session.taken), 4),
+        noise=round(median(readings.range(case) for case in session.taken), 4),
         drift=round((high - low) / middle, 4),
         processors=_processors(session.device),
         cache_bytes=_cache_bytes(session.device),
@@ -269,6 +322,7 @@ def assemble(session: Session, whole: bool) -> DeviceFile:
         curves=_curves(seconds, check=False),
         checks=_curves(seconds, check=True),
         missing=missing,
+        sustained=dict(session.sustained),
         skipped=session.skipped,
         whole=whole,
     )

@@ -1,34 +1,43 @@
 """A device as its file describes it, or as the file of another device does: seconds of any operator of any shape.
 
-    seconds = ratio × (floor + the longer of: FLOPs in whole waves of tiles / ceiling, bytes / memory rate)
+    seconds = ratio × (floor + FLOPs / ceiling × waves + bytes / memory rate)
 
-The part in brackets knows steps that no grid of shapes could resolve: a product is computed in tiles, the processors
-take one each, and a last wave of few tiles takes as long as a full one. The ratio is what was measured over that, on a
-surface through the measured points (`surface`). So at a measured point the model says what was measured, and no
-operator is ever faster than the fastest product, or the fastest that was measured of its kind.
+The part in brackets is what an operator would take if nothing overlapped and nothing were lost; the ratio is what was
+measured over that, on a surface near the measured points (`surface`, `coordinates`), one for each family. So at a
+measured point the model says what was measured, and no operator is ever faster than the fastest product, or the fastest
+that was measured of its kind.
+
+`waves` are steps that no grid of shapes could resolve: a product is computed in tiles, the processors take one each,
+and a last wave of few tiles takes as long as a full one. Some devices show these steps, on others the libraries share
+out the last wave. Which it is, whole, half or not at all, is told by the points that the surface was not made of.
 
 A device without a file is *scaled* from one that has it: its ceiling is the same share of the data sheet's peak, it has
 its own number of processors, and an operator has the ratio of one of more rows or bytes that takes as long on the
 measured device, since what makes small work slow is latencies, which are much the same everywhere.
+
+A device that is hot is slower (`sustained`): its curves were measured between rests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from math import ceil, exp, log2
+from functools import cache, cached_property, lru_cache
+from math import ceil, exp
 from statistics import median
 
 import numpy as np
 
 from trainplan.cluster.cluster import Device
-from trainplan.profile.device.families import ARITHMETIC, VARIANTS, Place, place
+from trainplan.profile.device.coordinates import coordinates
+from trainplan.profile.device.families import ARITHMETIC, DIMENSIONS, VARIANTS, Place, amounts, place
 from trainplan.profile.device.file import Curve, DeviceFile
 from trainplan.profile.device.surface import Surface
 
 # Rows and columns of a tile, and the share of a processor's speed at which it is computed: larger tiles use more of
 # what they read. Only their steps matter, since the ratio takes up the rest.
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7))
+SHARES = (0.0, 0.5, 1.0)  # of the steps of waves that a device may show
 DEEP = 256  # a sum that is shared out among processors has at least so many terms each
 # Precisions that stand for one that was not measured, the nearest first.
 STAND_INS = {
@@ -62,8 +71,9 @@ class Model:
         self.scale = _scale(file, device) if device is not None and self.scaled else SAME
         self.processors = max(1, round(file.processors * self.scale.processors))
         self.stood_in: dict[str, str] = {}  # curves that were asked for and not there → what was taken
-        self._surfaces: dict[tuple[str, bool], Surface] = {}
+        self._surfaces: dict[tuple[str, float], Surface] = {}
         self.seconds = lru_cache(maxsize=None)(self._seconds)
+        self._fastest = cache(self._find_fastest)
 
     # -- the device -------------------------------------------------------------------------------------------------
 
@@ -78,13 +88,21 @@ class Model:
 
     def _seconds(self, at: Place) -> float:
         """Seconds of the work at a place."""
+        expected = self._expected(at, self.waves)
         curve = self._curve(at)
         if curve is None:  # nothing of its kind: as if it were as good as anything
-            return self._expected(at, self.waves, own=True)
-        surface = self._surface(curve, self.waves)
-        ratio = exp(surface.at(self._where(at)[: surface.places.shape[1]]))
-        taken = ratio * self._expected(at, self.waves, own=True)
-        return max(taken, at.flops / max(self.ceiling(at.precision), self._fastest(curve))) if at.flops else taken
+            return expected
+        shape = np.array([at.shape[: DIMENSIONS[curve.family]]])
+        larger = self.scale.arithmetic.get(at.precision, 1.0) if at.flops else self.scale.memory
+        where = coordinates(curve.family, curve.variant, curve.precision, shape, larger)
+        taken = expected * exp(self._surface(curve.family, self.waves).at(where)[0])
+        if not at.flops:
+            return taken
+        ceiling = self.ceiling(at.precision)
+        taken = max(taken, at.flops / max(ceiling, self._fastest(curve.family, curve.precision)))
+        # The more of its units an operator uses, the hotter it makes them.
+        use = min(1.0, at.flops / taken / ceiling)
+        return taken * (1 + use * (1 / self.file.sustained.get(at.precision, 1.0) - 1))
 
     def _curve(self, at: Place) -> Curve | None:
         """The measured curve that stands for a place, and a note where it is not its own."""
@@ -106,71 +124,70 @@ class Model:
 
     # -- curves -----------------------------------------------------------------------------------------------------
 
-    def _surface(self, curve: Curve, waves: bool) -> Surface:
-        """The logarithm of measured over expected, by where."""
-        if (curve.name, waves) not in self._surfaces:
-            at = [place(curve.family, curve.variant, curve.precision, shape) for shape in curve.shapes]
-            ratios = curve.seconds / np.array([self._expected(a, waves, own=False) for a in at])
-            self._surfaces[curve.name, waves] = Surface(np.array([coordinates(a) for a in at]), np.log(ratios))
-        return self._surfaces[curve.name, waves]
+    def _surface(self, family: str, waves: float) -> Surface:
+        """The logarithm of measured over expected, by where, of all curves of a family."""
+        if (family, waves) not in self._surfaces:
+            curves = [curve for curve in self.file.curves if curve.family == family]
+            where = np.concatenate([coordinates(family, c.variant, c.precision, c.shapes) for c in curves])
+            ratios = np.concatenate([curve.seconds / self._measured_expected(curve, waves) for curve in curves])
+            self._surfaces[family, waves] = Surface(where, np.log(ratios))
+        return self._surfaces[family, waves]
 
-    def _where(self, at: Place) -> np.ndarray:
-        """Where on the measured device's surface a place of this one is."""
-        where = coordinates(at)
-        if at.family in ARITHMETIC:
-            first = 1 if at.family == "product" else 0  # rows, samples × places, heads
-            where[first] -= log2(self.scale.arithmetic.get(at.precision, 1.0))
-        else:
-            where[0] -= log2(self.scale.memory)
-        return where
+    def _find_fastest(self, family: str, precision: str) -> float:
+        """The highest FLOP/s of a family; above the products' where convolutions need fewer than are counted."""
+        rates = [
+            (amounts(family, curve.variant, precision, curve.shapes.T.astype(float))[0] / curve.seconds).max()
+            for curve in self.file.curves
+            if (curve.family, curve.precision) == (family, precision)
+        ]
+        return float(max(rates)) * self.scale.arithmetic.get(precision, 1.0)
 
-    def _fastest(self, curve: Curve) -> float:
-        """The highest FLOP/s of a curve; above the products' where convolutions need fewer than are counted."""
-        flops = [place(curve.family, curve.variant, curve.precision, shape).flops for shape in curve.shapes]
-        return float(max(np.array(flops) / curve.seconds)) * self.scale.arithmetic.get(curve.precision, 1.0)
+    def _expected(self, at: Place, waves: float) -> float:
+        """Seconds by arithmetic and bytes."""
+        arithmetic = at.flops / self.ceiling(at.precision)
+        if waves and (product := as_product(at.family, at.variant, at.shape)) is not None:
+            arithmetic *= _wasted(product, self.processors) ** waves
+        return arithmetic + at.bytes / self.memory_rate + self.file.floor_s
 
-    def _expected(self, at: Place, waves: bool, own: bool) -> float:
-        """Seconds by waves and bytes; `own`: on this device, else on the one that was measured."""
-        ceiling = self.ceiling(at.precision)
-        memory, processors = self.memory_rate, self.processors
-        if not own:
-            ceiling /= self.scale.arithmetic.get(at.precision, 1.0)
-            memory, processors = self.file.memory_rate, self.file.processors
-        arithmetic = at.flops / ceiling
-        if waves and processors > 1 and (product := as_product(at)) is not None:
-            arithmetic = tiled(*product, processors) / ceiling
-        return max(arithmetic, at.bytes / memory) + self.file.floor_s
+    def _measured_expected(self, curve: Curve, waves: float) -> np.ndarray:
+        """The same of a curve's points on the device that was measured."""
+        flops, moved = amounts(curve.family, curve.variant, curve.precision, curve.shapes.T.astype(float))
+        arithmetic = flops / self.file.ceiling[curve.precision] if flops.any() else flops
+        if waves:
+            products = [as_product(curve.family, curve.variant, shape) for shape in curve.shapes.tolist()]
+            wasted = [1.0 if one is None else _wasted(one, self.file.processors) for one in products]
+            arithmetic = arithmetic * np.array(wasted) ** waves
+        expected: np.ndarray = arithmetic + moved / self.file.memory_rate + self.file.floor_s
+        return expected
 
     # -- how good it is ---------------------------------------------------------------------------------------------
 
     @cached_property
-    def waves(self) -> bool:
-        """Whether counting waves brings the model nearer to the points that it was not made of."""
-        with_waves, without = (self._errors(waves, ("product", "convolution")) for waves in (True, False))
-        return not with_waves or median(with_waves) <= median(without)
+    def waves(self) -> float:
+        """The share of the steps of waves that brings the model nearest to the points that it was not made of."""
+        checks = [check for check in self.file.checks if check.family == "product"]
+        errors = {share: self._errors(share, checks) for share in SHARES} if checks else {}
+        return min(errors, key=lambda share: median(errors[share])) if errors and errors[0.0] else 1.0
 
-    def _errors(self, waves: bool, families: tuple[str, ...]) -> list[float]:
+    def _errors(self, waves: float, checks: Sequence[Curve]) -> list[float]:
         found = []
-        for check in self.file.checks:
-            curve = self.file.curve(check.family, check.variant, check.precision)
-            if curve is None or check.family not in families:
+        for check in checks:
+            if self.file.curve(check.family, check.variant, check.precision) is None:
                 continue
-            surface = self._surface(curve, waves)
-            for shape, seconds in zip(check.shapes, check.seconds, strict=True):
-                at = place(check.family, check.variant, check.precision, shape)
-                said = exp(surface.at(coordinates(at))) * self._expected(at, waves, own=False)
-                found.append(abs(said / float(seconds) - 1))
+            where = coordinates(check.family, check.variant, check.precision, check.shapes)
+            said = np.exp(self._surface(check.family, waves).at(where)) * self._measured_expected(check, waves)
+            found += np.abs(said / check.seconds - 1).tolist()
         return found
 
     def error_of(self, family: str) -> float | None:
         """Median error on points of one family that the model was not made of; None: there are none."""
-        found = self._errors(self.waves, (family,))
+        found = self._errors(self.waves, [check for check in self.file.checks if check.family == family])
         return median(found) if found else None
 
     @cached_property
     def error(self) -> float | None:
         """Median error on the points that the model was not made of; more where it is scaled; None: not known."""
-        found = self._errors(self.waves, tuple(VARIANTS))
+        found = self._errors(self.waves, self.file.checks)
         return median(found) + (SCALED_ERROR if self.scaled else 0.0) if found else None
 
 
@@ -193,40 +210,29 @@ def _scale(file: DeviceFile, device: Device) -> Scale:
     return Scale(arithmetic, device.memory_rate / (file.memory_peak or file.memory_rate), processors)
 
 
-def coordinates(at: Place) -> np.ndarray:
-    """Logarithms of what the efficiency depends on; those that change the kernel count more.
-
-    >>> coordinates(place("product", "nt", "fp32", (1, 64, 256, 1024))).tolist()
-    [0.0, 6.0, 8.0, 10.0]
-    """
-    if at.family == "convolution":
-        samples, ins, outs, places, kernel, stride, groups = at.shape
-        return np.array(
-            [
-                log2(samples * places), log2(ins / groups), log2(outs / groups), 0.5 * log2(places),
-                2 * log2(kernel), 4 * log2(stride), 4 * min(1.0, log2(groups)), 0.5 * log2(groups),
-            ]
-        )  # fmt: skip
-    return np.log2(np.array(at.shape, dtype=float))
-
-
-def as_product(at: Place) -> tuple[int, int, int, int] | None:
+def as_product(family: str, variant: str, shape: Sequence[int]) -> tuple[int, int, int, int] | None:
     """(batch, rows, inner, columns) of the product that a product or convolution is computed as; None: none.
 
-    >>> as_product(place("convolution", "forward", "fp32", (32, 64, 128, 784, 9, 1, 1)))
+    >>> as_product("convolution", "forward", (32, 64, 128, 784, 9, 1, 1))
     (1, 25088, 576, 128)
     """
-    if at.family == "product":
-        batch, rows, inner, columns = at.shape
+    if family == "product":
+        batch, rows, inner, columns = shape
         return batch, rows, inner, columns
-    if at.family != "convolution" or at.shape[6] > 1:  # by groups there are kernels of another kind
+    if family != "convolution" or shape[6] > 1:  # by groups there are kernels of another kind
         return None
-    samples, ins, outs, places, kernel, stride, _ = at.shape
-    if at.variant == "forward":
+    samples, ins, outs, places, kernel, stride, _ = shape
+    if variant == "forward":
         return 1, samples * places, ins * kernel, outs
-    if at.variant == "input":
+    if variant == "input":
         return 1, samples * places * stride**2, max(1, outs * kernel // stride**2), ins
     return 1, outs, samples * places, ins * kernel
+
+
+def _wasted(product: tuple[int, int, int, int], processors: int) -> float:
+    """How much more a product takes because tiles and waves are whole."""
+    batch, rows, inner, columns = product
+    return tiled(*product, processors) / (2.0 * batch * rows * inner * columns) if processors > 1 else 1.0
 
 
 def tiled(batch: int, rows: int, inner: int, columns: int, processors: int) -> float:
