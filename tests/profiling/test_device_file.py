@@ -1,6 +1,7 @@
 """Device files: read strictly, true at what was measured and near between, bounded, scaled, and really measured."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from trainplan.errors import InputError, RunError
 from trainplan.profile.device import issue, kernels, known
 from trainplan.profile.device.families import DIMENSIONS, VARIANTS, place, places
 from trainplan.profile.device.file import Curve, DeviceFile, point, read
+from trainplan.profile.device.grid import cases
 from trainplan.profile.device.measure import measure
 from trainplan.profile.device.model import SCALED_ERROR, Model
 from trainplan.profile.estimate import estimate
@@ -78,7 +80,7 @@ def test_what_cannot_be_is_refused_with_the_field(file, changed, field, rest):
 
 def test_at_measured_points_the_model_says_what_was_measured(file, model):
     for curve in file.curves:
-        for shape, seconds in list(zip(curve.shapes, curve.seconds, strict=True))[::71]:
+        for shape, seconds in list(zip(map(tuple, curve.shapes.tolist()), curve.seconds, strict=True))[::71]:
             at = place(curve.family, curve.variant, curve.precision, shape)
             assert model.seconds(at) == pytest.approx(seconds, rel=2e-3)
 
@@ -89,7 +91,7 @@ def test_between_them_it_is_near_and_knows_waves(model):
     assert Model(paper(), PAPER).error == model.error
     full, more = (place("product", "nt", "bf16", (1, 4096, 1024, columns)) for columns in (3200, 3208))
     steps = [model.seconds(more) / model.seconds(full), true_seconds(more) / true_seconds(full)]
-    assert steps[0] == pytest.approx(steps[1], rel=0.03)
+    assert steps[0] == pytest.approx(steps[1], rel=0.05)
     assert steps[0] > 1.1  # for a four-hundredth more of work
 
 
@@ -199,7 +201,12 @@ def test_an_update_takes_its_bytes_however_it_is_listed(model):
     for ops in (apart, at_once):
         run, issue_s = update_seconds(ops, tensors, speed)
         assert moved / MEMORY <= run <= 1.2 * moved / MEMORY
-        assert issue_s == pytest.approx(tensors * kinds * 1e-6)
+        assert issue_s == pytest.approx(tensors * kinds * 1e-6 + kinds * 1e-5)
+    # Four blocks share one step: its kernels start once, not once for each.
+    whole, part = ([Op("_foreach_add_", 0.0, 2 * size, size)] * kinds for size in (2**18, 2**16))
+    shared = update_seconds(part, 2, speed, (3 * kinds * 2**18, 8))
+    assert [4 * lane for lane in shared] == pytest.approx(update_seconds(whole, 8, speed))
+    assert shared[0] < 0.5 * update_seconds(part, 2, speed)[0]
     assert update_seconds([], 0, speed) == (0.0, 0.0)
 
 
@@ -218,11 +225,29 @@ def test_a_file_is_found_by_name_or_by_likeness(file, monkeypatch, tmp_path):
 
 
 def test_files_of_the_package_are_of_devices_of_the_catalogue():
+    assert {file.device for file in known.packaged()} >= {"H200"}
     for file in known.packaged():
         assert known.model_of(device(file.device)).file is file
         assert not known.model_of(device(file.device)).scaled
         assert file.whole
-        assert Model(file).error < 0.2
+        assert not re.search(r"/(root|home|tmp|work)\b", file.command + file.machine)
+
+
+def test_the_file_of_the_h200_is_near_what_it_was_not_made_of():
+    """Shapes that were held back, and every fiftieth point of each curve when the others are asked."""
+    file = next(file for file in known.packaged() if file.device == "H200")
+    model = Model(file)
+    assert sum(len(check.points) for check in file.checks) >= 100
+    assert model.error < 0.08
+    for family, most in (("product", 0.05), ("convolution", 0.12), ("attention", 0.05)):
+        assert model.error_of(family) < most
+    kept, out = [], []
+    for curve in file.curves:
+        left = curve.points[25::50]
+        kept.append(replace(curve, points=tuple(point for point in curve.points if point not in left)))
+        out += [replace(curve, points=left)] if left else []
+    assert sum(len(curve.points) for curve in out) > 100
+    assert Model(replace(file, curves=tuple(kept), checks=tuple(out))).error < 0.1
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -252,6 +277,8 @@ def test_measuring_a_cpu_in_seconds(monkeypatch, tmp_path):
 
 
 def test_measuring_that_is_cut_short_keeps_what_there_is(monkeypatch, tmp_path):
+    small = [case for case in cases("cpu", ("fp32", "bf16")) if case.at.flops < 2**28 and case.at.bytes < 2**24]
+    monkeypatch.setattr("trainplan.profile.device.measure.cases", lambda *asked: small)
     monkeypatch.setattr("trainplan.profile.device.measure.USED", 0.0)
     found = measure("cpu", 1.0, tmp_path / "cpu.json")
     assert "product" in {curve.family for curve in found.curves}
@@ -260,14 +287,14 @@ def test_measuring_that_is_cut_short_keeps_what_there_is(monkeypatch, tmp_path):
 
 
 def test_a_device_that_does_not_answer_ends_it_with_what_there_is(monkeypatch, tmp_path):
-    readings = iter([0.1] * 50)
+    runs = iter(range(150))
 
-    def seconds(reference):
-        if (found := next(readings, None)) is None:
+    def run(reference):
+        if next(runs, None) is None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return found
+        sum(range(1000))
 
-    monkeypatch.setattr("trainplan.profile.reference.Reference.core_seconds", seconds)
+    monkeypatch.setattr("trainplan.profile.reference.Reference.run", run)
     monkeypatch.setattr("trainplan.profile.device.measure.LOOK_EVERY_S", 0.0)  # after every point
     found = measure("cpu", 1.0, tmp_path / "cpu.json", quick=True)
     assert not found.whole

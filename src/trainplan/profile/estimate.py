@@ -25,6 +25,7 @@ from trainplan.profile.recipes import recipes
 from trainplan.profile.roofline import (
     Speed,
     issue_seconds,
+    moved_by,
     plain_seconds,
     run_seconds,
     speed_of,
@@ -75,6 +76,7 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
     traces = [found.at(size) for size in sizes]
     kinds, which = recipes(found)
     count = sum(p.count for p in base.parameters if p.trainable)
+    step = sum(moved_by(ops) for ops in update.blocks), sum(update.tensors)
     costs: dict[tuple[int, ...], dict[str, Floats]] = {}  # by identity of its traces, what a block costs
     blocks = []
     for index, block in enumerate(base.blocks):
@@ -82,7 +84,7 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
         key = tuple(trace.identity for trace in same)
         if key not in costs:
             costs[key] = _passes(same, sizes, speed) | _slices(base, block, same[0], speed)
-        run, issue = update_seconds(update.blocks[index], update.tensors[index], speed)
+        run, issue = update_seconds(update.blocks[index], update.tensors[index], speed, step)
         blocks.append(replace(block, **costs[key], update_s=run, update_issue_s=issue, recipe=which[index]))  # type: ignore[arg-type]
     return replace(
         base,

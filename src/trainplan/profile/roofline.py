@@ -192,14 +192,19 @@ def issue_seconds(ops: Sequence[Op], passing: Pass, speed: Speed) -> float:
     return total
 
 
-def update_seconds(ops: Sequence[Op], tensors: int, speed: Speed) -> tuple[float, float]:
-    """(run, issue) of an optimizer's step: a GPU goes over all tensors with one kernel for each kind of operator."""
+def update_seconds(
+    ops: Sequence[Op], tensors: int, speed: Speed, whole: tuple[int, int] | None = None
+) -> tuple[float, float]:
+    """(run, issue) of an optimizer's step: a GPU goes over all tensors with one kernel for each kind of operator.
+
+    `whole` are the bytes and the tensors of the step that these are a part of.
+    """
     if not ops:
         return 0.0, 0.0
     if speed.model is not None:
         if speed.is_cpu:
             return sum(run_seconds(op, speed) for op in ops), 0.0
-        return _measured_update(ops, tensors, speed.model)
+        return _measured_update(ops, tensors, speed.model, whole)
     traffic = sum(op.read + op.written for op in ops) / (speed.device.memory_rate * speed.reaches.stream)
     if speed.is_cpu:
         return traffic + len(ops) * CPU_OP_S, 0.0
@@ -207,15 +212,24 @@ def update_seconds(ops: Sequence[Op], tensors: int, speed: Speed) -> tuple[float
     return traffic + kinds * speed.reaches.kernel_s, len(ops) * FOREACH_TENSOR_S
 
 
-def _measured_update(ops: Sequence[Op], tensors: int, model: Model) -> tuple[float, float]:
-    """The same by measured curves. Several blocks share one step, so what a kernel costs at least is not counted."""
+def _measured_update(
+    ops: Sequence[Op], tensors: int, model: Model, whole: tuple[int, int] | None
+) -> tuple[float, float]:
+    """The same by measured curves: the part that these tensors have in one step over all."""
     at_once = any("foreach" in op.name or "fused" in op.name for op in ops)  # else they are listed tensor by tensor
     kinds = len(ops) if at_once else max(1.0, len(ops) / max(1, tensors))
-    moved = sum(op.read + op.written for op in ops)
+    moved = moved_by(ops)
+    all_moved, all_tensors = (max(1, size) for size in whole or (moved, tensors))
     variant = "fused" if any("fused" in op.name for op in ops) else "foreach"
-    at = place("optimizer", variant, "fp32", (max(1, round(moved / kinds)), max(1, tensors)))
-    run = max(moved / model.memory_rate, kinds * (model.seconds(at) - model.file.floor_s))
-    return run, kinds * tensors * (model.file.update_tensor_s or FOREACH_TENSOR_S)
+    at = place("optimizer", variant, "fp32", (max(1, round(all_moved / kinds)), all_tensors))
+    run = max(moved / model.memory_rate, moved / all_moved * kinds * model.seconds(at))
+    each = (model.file.update_tensor_s or FOREACH_TENSOR_S) + model.file.update_op_s / all_tensors
+    return run, kinds * tensors * each
+
+
+def moved_by(ops: Sequence[Op]) -> int:
+    """Bytes that operators read and write."""
+    return sum(op.read + op.written for op in ops)
 
 
 def between(small: Op, large: Op, position: float) -> Op:

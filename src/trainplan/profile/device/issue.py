@@ -1,8 +1,10 @@
 """The host's lane: how long it takes to issue operators, forward and backward, and an optimizer's step.
 
 What is timed is what a training loop does: calling modules, with all that Python and autograd do around the kernel. The
-tensors are tiny and the device is held up meanwhile, so nothing but the host is seen. Seconds are divided by the
-operators that the estimate would count for the same calls (`profile.operators`), so the two belong together.
+tensors are tiny and the device is held up meanwhile, so nothing but the host is seen. Two chains of modules are timed,
+a short one and a long one: what a pass costs once, such as waking the thread that goes backward, is in both alike. What
+they differ by is divided by the operators that the estimate would count for the same calls (`profile.operators`), so
+the two belong together.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from torch.nn import functional as F
 from trainplan.profile.device.file import Issue
 from trainplan.profile.operators import Recorder
 
-LONG = 12  # modules one after the other
-TRIES = 7
+SHORT, LONG = 4, 24  # modules one after the other
+TRIES = 11
 HELD_S = 0.02  # longer than issuing any of this takes
 
 
@@ -60,10 +62,34 @@ class Updates:
     tensor_s: float
 
 
+@dataclass(frozen=True)
+class _Passes:
+    """A chain of modules: seconds of its passes, and their operators."""
+
+    forward_s: float
+    backward_s: float
+    forward_ops: int
+    backward_ops: int
+
+
 def issue(family: str, lane: Lane) -> Issue:
     """Seconds to issue an operator of a family."""
+    short, long = (_passes(family, count, lane) for count in (SHORT, LONG))
+    ahead, back = long.forward_ops - short.forward_ops, long.backward_ops - short.backward_ops
+    more = LONG - SHORT
+    if min(ahead, back) < more:  # the seconds would be those of several
+        raise RuntimeError(
+            f"{more} modules have {ahead} operators in their forward pass and {back} in their backward pass"
+        )
+    found = Issue((long.forward_s - short.forward_s) / ahead, (long.backward_s - short.backward_s) / back)
+    if min(found.forward_s, found.backward_s) <= 0:
+        raise RuntimeError(f"{LONG} modules took no longer than {SHORT}")
+    return found
+
+
+def _passes(family: str, count: int, lane: Lane) -> _Passes:
     make, shape = _CHAINS[family]
-    chain = nn.Sequential(*(make() for _ in range(LONG))).to(lane.device)
+    chain = nn.Sequential(*(make() for _ in range(count))).to(lane.device)
     given = torch.randn(shape, device=lane.device, requires_grad=True)
 
     def forward() -> Tensor:
@@ -81,10 +107,6 @@ def issue(family: str, lane: Lane) -> Issue:
         ahead = len(recorder.ops)
         out.backward(gradient)
         back = len(recorder.ops) - ahead
-    if min(ahead, back) < LONG:  # the seconds would be those of several
-        raise RuntimeError(
-            f"{LONG} modules have {ahead} operators in their forward pass and {back} in their backward pass"
-        )
     taken: list[tuple[float, float]] = []
     for _ in range(TRIES):
         clear()
@@ -96,7 +118,7 @@ def issue(family: str, lane: Lane) -> Issue:
         out.backward(gradient)
         taken.append((turn - start, time.perf_counter() - turn))
         lane.wait()
-    return Issue(median(a for a, _ in taken) / ahead, median(b for _, b in taken) / back)
+    return _Passes(median(a for a, _ in taken), median(b for _, b in taken), ahead, back)
 
 
 def updates(lane: Lane) -> Updates:
