@@ -40,17 +40,25 @@ def packaged() -> tuple[DeviceFile, ...]:
     return tuple(DeviceFile.load(str(entry)) for entry in sorted(found, key=lambda entry: entry.name))
 
 
+_models: dict[str, Model] = {}  # of the package's files, by device
+
+
 def model_of(device: Device, measured_here: bool = False) -> Model | None:
     """The model of a device: by its own file, or scaled from the nearest of its kind; None where there is none.
 
     `measured_here`: files that this user has measured count, too, and come first.
     """
     files = (*(own() if measured_here else ()), *packaged())
-    for file in files:
-        if describes(file, device):
-            return Model(file, device)
-    alike = [file for file in files if _alike(file, device)]
-    return Model(min(alike, key=lambda file: _apart(file, device)), device) if alike else None
+    alike = [file for file in files if describes(file, device)][:1] or [file for file in files if _alike(file, device)]
+    if not alike:
+        return None
+    nearest = min(alike, key=lambda file: _apart(file, device))
+    if not any(file is nearest for file in packaged()):
+        return Model(nearest, device)
+    words = repr(device)
+    if words not in _models:  # a search asks for the same one thousands of times, and it remembers what it was asked
+        _models[words] = Model(nearest, device)
+    return _models[words]
 
 
 def _alike(file: DeviceFile, device: Device) -> bool:
@@ -62,6 +70,6 @@ def _alike(file: DeviceFile, device: Device) -> bool:
 
 def _apart(file: DeviceFile, device: Device) -> float:
     """How far two devices' rates are apart, in logarithms."""
-    rates = [log(device.flops[p] / file.peak[p]) for p in file.peak]
+    rates = [abs(log(device.flops[p] / file.peak[p])) for p in file.peak if p in device.flops]
     memory = log(device.memory_rate / file.memory_peak) if file.memory_peak else 0.0
-    return sum(map(abs, rates)) / len(rates) + abs(memory)
+    return sum(rates) / max(1, len(rates)) + abs(memory)
