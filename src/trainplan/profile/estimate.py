@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from trainplan.cluster.cluster import Device
 from trainplan.cluster.probe import machine
-from trainplan.errors import InputError
+from trainplan.errors import InputError, nearest
 from trainplan.profile import by_slice
 from trainplan.profile.device.known import model_of
 from trainplan.profile.device.model import Model
@@ -23,6 +23,7 @@ from trainplan.profile.op import Op
 from trainplan.profile.profile import Block, Floats, Parameter, Profile, Provenance
 from trainplan.profile.recipes import recipes
 from trainplan.profile.roofline import (
+    HALF,
     Speed,
     issue_seconds,
     moved_by,
@@ -45,28 +46,41 @@ def estimate(
     precision: str = "fp32",
     progress: Progress | None = None,
     model: Model | None = None,
+    autocast: str = "",
 ) -> Profile:
     """Estimate a workload on a device of the catalogue, for these micro-batch sizes (powers of two up to the batch).
 
     `model` is of a device file; without it, one that comes with the package is taken, where there is one for the device
-    or for one like it.
+    or for one like it. `precision` is what products of 32-bit numbers run in; a model whose own numbers are of 16 bits
+    is estimated as it is. `autocast` is the type to which a GPU's autocast lowers what it lowers (bf16, fp16).
     """
     if precision not in ("fp32", "tf32"):
-        raise InputError(f"an estimate in {precision}", "only fp32 and tf32 are estimated so far", "fp32")
+        why = "products of 32-bit numbers run in fp32 or tf32"
+        raise InputError(f"an estimate in {precision}", why, "autocast='bf16', or a model whose numbers are of 16 bits")
+    if autocast not in ("", *HALF):
+        raise InputError(f"autocast to {autocast}", "a GPU's autocast lowers to bf16 or fp16", nearest(autocast, HALF))
     speed = speed_of(device, precision, model or model_of(device))
     sizes = sorted(set(samples)) if samples is not None else [2**k for k in range(max(1, workload.batch).bit_length())]
     if not sizes or sizes[0] < 1:
         raise InputError(f"micro-batch sizes {list(samples or ())}", "each must be at least 1", "1,2,4,8")
-    return priced(traced(workload, sizes, gpu=not speed.is_cpu, progress=progress), device, speed, sizes)
+    if autocast and speed.is_cpu:
+        raise InputError(f"autocast to {autocast} on a CPU", "only a GPU's autocast is estimated", "a GPU's name")
+    found = traced(workload, sizes, gpu=not speed.is_cpu, progress=progress, autocast=autocast)
+    return priced(found, device, speed, sizes)
 
 
-def traced(workload: Workload, sizes: Sequence[int], gpu: bool, progress: Progress | None = None) -> Traced:
+def traced(
+    workload: Workload, sizes: Sequence[int], gpu: bool, progress: Progress | None = None, autocast: str = ""
+) -> Traced:
     """What the model does: known from its shape, or found by tracing it."""
-    found = known(workload, gpu)
+    found = known(workload, gpu) if not autocast else None  # shapes are known of 32-bit numbers
     if found is None:
+        import torch
+
         from trainplan.profile.modelled import modelled
 
-        found = modelled(workload, sizes, gpu, progress or (lambda what, share: None))
+        lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(autocast)
+        found = modelled(workload, sizes, gpu, progress or (lambda what, share: None), lower)
     return found
 
 

@@ -35,15 +35,24 @@ MANY = 8  # layers from which on it is worth while
 SMALL, LARGE = 2, 4  # samples: two traces are run, the others lie on the lines through them
 
 
-def modelled(workload: Workload, sizes: Sequence[int], gpu: bool, say: Callable[[str, float], None]) -> Traced:
-    """What a workload's model does; `sizes` are those that are traced should the two not be alike."""
+def modelled(
+    workload: Workload,
+    sizes: Sequence[int],
+    gpu: bool,
+    say: Callable[[str, float], None],
+    lower: torch.dtype | None = None,
+) -> Traced:
+    """What a workload's model does; `sizes` are those that are traced should the two not be alike.
+
+    `lower`: under autocast to that type.
+    """
     say("capturing the model", 0.0)
     model = Skeleton(workload.build).model
     example = workload.inputs(2, 0)
     layers = equal_layers(model)
-    found = _of_few(model, workload, example, layers, gpu) if layers else None
+    found = _of_few(model, workload, example, layers, gpu, lower) if layers else None
     if found is None:
-        found = in_one_piece(model, workload, example, sizes, gpu, say)
+        found = in_one_piece(model, workload, example, sizes, gpu, say, lower)
     say("done", 1.0)
     return found
 
@@ -55,19 +64,20 @@ def in_one_piece(
     sizes: Sequence[int],
     gpu: bool,
     say: Callable[[str, float], None] = lambda what, share: None,
+    lower: torch.dtype | None = None,
 ) -> Traced:
     """The model as it stands."""
     captured = capture(model, example, workload.loss)
     base = structure(captured, workload, example)
     say("tracing its operators", 0.5)
-    small, large = trace(captured, workload, SMALL, gpu), trace(captured, workload, LARGE, gpu)
+    small, large = (trace(captured, workload, size, gpu, lower) for size in (SMALL, LARGE))
     update = trace_update(captured, workload, {p.name for p in base.parameters if p.trainable}, gpu)
     if small.like(large):
         base = replace(base, parameters=tuple(replace(p, sliced=p.name in small.cut) for p in base.parameters))
         pair = (replace(small, cut=frozenset()), replace(large, cut=frozenset()))  # which has names of layers in it
         return Traced(base, pair, update, lines=True)
     # A model that does other things for other batches: then every size is traced.
-    return Traced(base, tuple(trace(captured, workload, size, gpu) for size in sizes), update, lines=False)
+    return Traced(base, tuple(trace(captured, workload, size, gpu, lower) for size in sizes), update, lines=False)
 
 
 # -- equal layers ---------------------------------------------------------------------------------------------------
@@ -161,14 +171,16 @@ def _equal(one: Any, other: Any, apart: int) -> bool:
 # -- a few of them --------------------------------------------------------------------------------------------------
 
 
-def _of_few(model: nn.Module, workload: Workload, example: Batch, layers: Layers, gpu: bool) -> Traced | None:
+def _of_few(
+    model: nn.Module, workload: Workload, example: Batch, layers: Layers, gpu: bool, lower: torch.dtype | None
+) -> Traced | None:
     """The model from one with few layers; None where that is not the same."""
     count = len(layers.modules)
     try:
         found, streams = [], []
         for few in (TRACED, TRACED + 1):
             with layers.only(model, few):
-                found.append(in_one_piece(model, workload, example, (), gpu))
+                found.append(in_one_piece(model, workload, example, (), gpu, lower=lower))
                 streams.append(_stream(model, example))
         if not found[0].lines or not same(expanded(found[0], layers.path, TRACED + 1), found[1]):
             return None
