@@ -64,7 +64,7 @@ def test_the_published_table(answer):
 def test_text_json_and_picture(answer):
     text = str(answer)
     assert "roofs    2,039 GB/s; 312 TFLOP/s from 153 FLOP/B on, 19.5 TFLOP/s from 9.56 FLOP/B on" in text
-    assert "on A100-80 (from its data sheet)" in text
+    assert "on A100-80 (scaled from the device file of H200 by data sheets" in text
     assert "of the host to issue them" in text
     data = answer.to_json()
     assert {row["bound"] for row in data["rows"]} == {"compute", "memory"}
