@@ -1,143 +1,262 @@
-"""Estimated against measured on one device of this machine: how good a device file is for whole models.
+"""Estimated against measured on one device: how good a device file is for whole models.
 
-    python benchmarks/estimates.py --file core.json --device cpu --out benchmarks/data/estimates-cpu.json
-    python benchmarks/estimates.py --file H200.json --device cuda:0 --for 280 --out benchmarks/data/estimates-gpu.json
+    python benchmarks/estimates.py estimate --out benchmarks/data/estimates-gpu.json
+    python benchmarks/estimates.py measure --device cuda:0 --for 280 --out benchmarks/data/estimates-gpu.json
+    python benchmarks/estimates.py show --out benchmarks/data/estimates-gpu.json
 
-Each case is estimated first, by the file alone, and then measured block by block and in one piece. Rows are written
-after every case, and cases that are in the file already are not done again, so it can be stopped (`--for` SECONDS) and
-started again. A case that does not fit or cannot be captured is a row with its error.
+`estimate` needs no device: each case is a step of one model at one batch size in one precision, predicted for the
+device of a file (`--file`; without it, that of the package), with its memory. `measure` trains the same model by a
+plain loop where the device is, no line of it ours, and notes seconds of a step and the peak of memory; cheapest first.
+Both write after every case and do not do again what is there, so they can be stopped (`--for` SECONDS) and started
+again; `--again` estimates anew, with another file or another model of it. A case that does not fit or cannot be
+captured has its error. On a CPU (`--device cpu` for both) there are a few small cases, in fp32.
 """
 
 import argparse
+import gc
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
+
+import trainplan
 from trainplan import files
 from trainplan.cluster import catalogue
-from trainplan.cluster.cluster import Device
 from trainplan.errors import TrainplanError
+from trainplan.profile.bounds import in_half
 from trainplan.profile.device.file import DeviceFile
 from trainplan.profile.device.model import Model
 from trainplan.profile.estimate import estimate
-from trainplan.profile.gap import two_lanes
-from trainplan.profile.measure import measure
-from trainplan.profile.profile import Profile
-from trainplan.units import percent
+from trainplan.units import percent, seconds
+from trainplan.workload.batch import each_tensor
 from trainplan.workload.load import load
 
 ZOO = ("resnet18", "resnet50", "resnet152", "vgg11", "vgg16", "mobilenetv2")
 GPT = "gpt:layers={},hidden={},heads={},seq=1024,vocab=50257"
-LARGE = {
-    **{f"{network}:cifar10": (32, 128, 512) for network in ZOO},
-    **{f"{network}:imagenet": (8, 32, 128) for network in ZOO},
-    GPT.format(12, 768, 12): (1, 4, 16),
-    GPT.format(24, 1024, 16): (1, 4, 8),
-    GPT.format(36, 1280, 20): (1, 2, 4),
-}
-SMALL = {f"{network}:cifar10": (4, 16) for network in ZOO if network != "resnet152"} | {
-    "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=1000": (1, 4)
-}
+USER = "benchmarks/networks.py:"
+PRECISIONS = ("tf32", "bf16", "pure-bf16")  # the second is autocast's
+WARM_UP, LEAST, MOST, TIMED_S = 3, 6, 40, 1.0  # steps, and seconds of them
+HOST_BOUND = 0.9  # of a step's seconds, that the host takes to issue it
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model at a micro-batch size, estimated and measured."""
+    """A model at a batch size in a precision, estimated and measured."""
 
     workload: str
     samples: int
-    estimated_s: dict[str, float] = field(default_factory=dict)  # forward, backward, update: of both lanes
-    measured_s: dict[str, float] = field(default_factory=dict)
-    host_bound: bool = False  # as measured: issuing takes longer than running
-    spread: float = 0.0
-    error: str = ""  # why there is no measurement
+    precision: str
+    estimated_s: float = 0.0
+    estimated_bytes: int = 0  # allocated at the most, in later steps
+    measured_s: float = 0.0
+    measured_bytes: int = 0
+    issue_s: float = 0.0  # of the host, for a step that finds the device idle
+    spread: float = 0.0  # between the halves of the measurement
+    error: str = ""  # why there is no number
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.workload, self.samples, self.precision
 
     @property
     def off(self) -> float:
-        """Estimated over measured, of the whole step, less one."""
-        return sum(self.estimated_s.values()) / sum(self.measured_s.values()) - 1
+        """Estimated over measured, less one."""
+        return self.estimated_s / self.measured_s - 1
+
+    @property
+    def bytes_off(self) -> float:
+        return self.estimated_bytes / self.measured_bytes - 1
+
+    @property
+    def host_bound(self) -> bool:
+        return self.issue_s > HOST_BOUND * self.measured_s
 
 
-def lanes(profile: Profile) -> dict[str, list[tuple[float, float]]]:
-    """(run, issue) of every block in every pass."""
-    blocks = profile.blocks
-    return {
-        "forward": [(b.forward_s[0], b.forward_issue_s[0]) for b in blocks],
-        "backward": [(b.backward_s[0], b.backward_issue_s[0]) for b in reversed(blocks)],
-        "update": [(b.update_s, b.update_issue_s) for b in blocks],
-    }
+def wanted(cpu: bool) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """(model, batch sizes, precision); precisions take turns over the models, so that each kind has several."""
+    if cpu:
+        for network in ("resnet18", "vgg11", "mobilenetv2"):
+            yield f"{network}:cifar10", (4, 16), "fp32"
+        yield "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=1000", (1, 4), "fp32"
+        return
+    images, texts = (8, 32, 128), (2, 8, 32)
+    rest: list[tuple[str, tuple[int, ...]]] = [
+        (GPT.format(12, 768, 12), (1, 4, 16)),
+        (GPT.format(24, 1024, 16), (1, 4, 8)),
+        (GPT.format(36, 1280, 20), (1, 2, 4)),
+        *((f"{USER}llama,seq={seq}", (size,)) for seq, size in ((1024, 4), (2048, 2), (512, 16))),
+        *((f"{USER}{name}", images) for name in ("vit", "convnext", "densenet")),
+        *((f"{USER}{name}", texts) for name in ("bert", "t5")),
+    ]
+    zoo = [
+        (f"{network}:{data}", s) for data, s in (("cifar10", (32, 128, 512)), ("imagenet", images)) for network in ZOO
+    ]
+    for number, (name, sizes) in enumerate([*zoo, *rest]):
+        # The second time that a network of the zoo comes, with other images, it is another one's turn.
+        yield name, sizes, PRECISIONS[(number + number // len(ZOO)) % len(PRECISIONS)]
 
 
-def one(name: str, samples: int, model: Model, target: Device, device: str, seconds: float) -> Case:
-    """Estimate a case, then measure it."""
+def estimated(name: str, sizes: tuple[int, ...], precision: str, model: Model) -> Iterator[Case]:
+    """The cases of one model, by what is known of the device."""
+    device = catalogue.device(model.device)
     try:
-        workload = load(name, batch=samples)
-        guess = lanes(estimate(workload, target, samples=[samples], model=model))
-        truth = measure(workload, device=device, samples=[samples], seconds=seconds, verify=False)
+        workload = in_half(load(name), "bf16" if precision == "pure-bf16" else precision)
+        profile = estimate(
+            workload, device, samples=sizes, precision="tf32" if precision == "tf32" else "fp32", model=model,
+            autocast="bf16" if precision == "bf16" else "",
+        )  # fmt: skip
     except TrainplanError as error:
-        return Case(name, samples, error=str(error))
-    found = lanes(truth)
-    wholes = [w for w in truth.whole if w.samples == samples]
-    if wholes:
-        measured = {what: getattr(wholes[0], f"{what}_s") for what in found}
-    else:
-        measured = {what: two_lanes(work) for what, work in found.items()}
-    run, issue = (sum(pair[lane] for work in found.values() for pair in work) for lane in (0, 1))
-    return Case(
-        name, samples, {what: two_lanes(work) for what, work in guess.items()}, measured, issue > run,
-        truth.provenance.spread,
-    )  # fmt: skip
+        yield from (Case(name, size, precision, error=str(error)) for size in sizes)
+        return
+    for size in sizes:
+        try:
+            there = f"1x{model.device}" if model.device != "cpu" else "1xcpu"
+            found = trainplan.predict(name, "single", there, batch=size, profile=profile).prediction
+        except TrainplanError as error:
+            yield Case(name, size, precision, error=str(error))
+            continue
+        taken = found.occupancy.later_steps.allocated if found.occupancy else found.peak_bytes
+        yield Case(name, size, precision, found.step_s, taken)
+
+
+def measured(case: Case, device: str) -> Case:
+    """The same model trained by a plain loop."""
+    backends: Any = torch.backends
+    backends.cuda.matmul.fp32_precision = "tf32" if case.precision == "tf32" else "ieee"
+    cuda = device.startswith("cuda")
+    workload = in_half(load(case.workload), "bf16" if case.precision == "pure-bf16" else case.precision)
+    with torch.device(device):
+        model = workload.build().train()
+    optimizer = workload.optimizer(list(model.named_parameters()))
+    batch = each_tensor(workload.inputs(case.samples, 0), lambda tensor: tensor.to(device))
+    cast = torch.autocast("cuda", dtype=torch.bfloat16) if case.precision == "bf16" else nullcontext()
+
+    def step() -> None:
+        with cast:
+            loss = workload.loss.function(model(*batch.args, **batch.kwargs), batch.targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def wait() -> None:
+        if cuda:
+            torch.cuda.synchronize()
+
+    def timed(count: int) -> tuple[float, float]:
+        """(a step, and until the last was issued) in seconds."""
+        wait()
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        issued = time.perf_counter() - start
+        wait()
+        return (time.perf_counter() - start) / count, issued / count
+
+    for _ in range(WARM_UP):
+        one, _ = timed(1)
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    count = max(LEAST, min(MOST, int(TIMED_S / one / 2)))
+    halves = [timed(count)[0] for _ in range(2)]
+    issue = statistics.median(timed(1)[1] for _ in range(3))
+    peak = torch.cuda.max_memory_allocated() if cuda else 0
+    middle = statistics.mean(halves)
+    return replace(
+        case, measured_s=middle, measured_bytes=peak, issue_s=issue, spread=abs(halves[0] - halves[1]) / middle
+    )
 
 
 def said(rows: list[Case]) -> str:
     """The errors in words."""
-    lines = []
+    done = [row for row in rows if row.measured_s and row.estimated_s]
+    lines = [
+        f"{row.workload:<58} {row.samples:>4} {row.precision:<9} estimated {seconds(row.estimated_s):>9}  measured "
+        f"{seconds(row.measured_s):>9}  {percent(row.off):>8}{'  host' if row.host_bound else ''}"
+        for row in done
+    ]
     for what, some in (
-        ("device-bound", [r for r in rows if r.measured_s and not r.host_bound]),
-        ("host-bound", [r for r in rows if r.measured_s and r.host_bound]),
+        ("all", done),
+        ("device-bound", [row for row in done if not row.host_bound]),
+        ("host-bound", [row for row in done if row.host_bound]),
     ):
         if some:
             worst = max(some, key=lambda row: abs(row.off))
             middle = statistics.median(abs(row.off) for row in some)
             lines.append(
                 f"{what}: median {percent(middle)} over {len(some)} cases, worst {percent(worst.off)} "
-                f"({worst.workload}, {worst.samples})"
+                f"({worst.workload}, {worst.samples}, {worst.precision})"
             )
+    told = [row for row in done if row.measured_bytes]
+    if told:
+        worst = max(told, key=lambda row: abs(row.bytes_off))
+        middle = statistics.median(abs(row.bytes_off) for row in told)
+        lines.append(
+            f"memory: median {percent(middle)} over {len(told)} cases, worst {percent(worst.bytes_off)} "
+            f"({worst.workload}, {worst.samples}, {worst.precision})"
+        )
+    lines += [f"{row.workload} {row.samples} {row.precision}: {row.error}" for row in rows if row.error]
     return "\n".join(lines) or "nothing was measured"
+
+
+class Rows:
+    """The cases of a file, written after every change."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        there = files.read(path, "estimates") if Path(path).is_file() else []
+        self.rows = {row.key: row for row in (files.from_json(Case, row) for row in there)}
+
+    def note(self, row: Case) -> None:
+        self.rows[row.key] = row
+        files.write(self.path, "estimates", files.to_json(list(self.rows.values())))
+        state = row.error or (percent(row.off) if row.measured_s and row.estimated_s else "done")
+        print(f"{row.workload} {row.samples} {row.precision}: {state}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", required=True, help="of the device: trainplan device measure -o FILE")
-    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("action", choices=("estimate", "measure", "show"))
     parser.add_argument("--out", required=True)
+    parser.add_argument("--file", default="", help="of the device: trainplan device measure -o FILE")
+    parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--for", dest="limit", type=float, default=float("inf"), help="seconds after which to stop")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of measuring a case")
-    parser.add_argument("--first", type=int, default=None, help="only so many cases")
+    parser.add_argument("--first", type=int, default=None, help="only so many models, or cases")
+    parser.add_argument("--again", action="store_true", help="estimate what is estimated already")
     asked = parser.parse_args()
-    started = time.monotonic()
-    model = Model(DeviceFile.load(asked.file))
-    target = catalogue.device(model.device)
-    rows: list[Case] = []
-    if Path(asked.out).is_file():
-        rows = [files.from_json(Case, row) for row in files.read(asked.out, "estimates")]
-    wanted = [
-        (name, samples)
-        for name, sizes in (SMALL if asked.device == "cpu" else LARGE).items()
-        for samples in sizes
-        if (name, samples) not in {(row.workload, row.samples) for row in rows}
-    ]
-    for name, samples in wanted[: asked.first]:
-        if time.monotonic() - started > asked.limit:
-            break
-        row = one(name, samples, model, target, asked.device, asked.seconds)
-        rows.append(row)
-        files.write(asked.out, "estimates", files.to_json(rows))
-        print(f"{name} {samples}: {row.error or percent(row.off)}", file=sys.stderr, flush=True)
-    print(said(rows))
+    until = time.monotonic() + asked.limit
+    found = Rows(asked.out)
+    if asked.action == "estimate":
+        file = DeviceFile.load(asked.file) if asked.file else trainplan.device("show", "H200").file
+        model = Model(file)
+        for name, sizes, precision in list(wanted(asked.device == "cpu"))[: asked.first]:
+            old = [found.rows.get((name, size, precision)) for size in sizes]
+            if time.monotonic() > until or (not asked.again and all(row and row.estimated_s for row in old)):
+                continue
+            for row, before in zip(estimated(name, sizes, precision, model), old, strict=True):
+                kept = before or row
+                found.note(
+                    replace(kept, estimated_s=row.estimated_s, estimated_bytes=row.estimated_bytes, error=row.error)
+                )
+    if asked.action == "measure":
+        left = [row for row in found.rows.values() if not row.measured_s and not row.error]
+        for row in sorted(left, key=lambda row: row.estimated_s)[: asked.first]:
+            if time.monotonic() > until:
+                break
+            try:
+                found.note(measured(row, asked.device))
+            except (TrainplanError, RuntimeError) as error:  # out of memory, for one
+                found.note(replace(row, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"))
+            gc.collect()
+            if asked.device.startswith("cuda"):
+                torch.cuda.empty_cache()
+    print(said(list(found.rows.values())))
 
 
 if __name__ == "__main__":
