@@ -62,7 +62,9 @@ class _Maker:
         self.dtype, self.size, self.device, self.cache_bytes = dtype, size, device, cache_bytes
 
     def copies(self, size: float) -> int:
-        """How many sets of so many bytes no cache holds."""
+        """How many sets of so many bytes no cache holds; where it would hold them all, two that take turns."""
+        if MOST_COPIES * size < self.cache_bytes / 2:
+            return 2
         return max(1, min(MOST_COPIES, int(2 * self.cache_bytes / size)))
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
