@@ -9,12 +9,14 @@
 Sums that we make ourselves are rounds of messages within their group (`exchanges.py`), which have tags of their own
 there; with NCCL a round is one batch. What is sent is counted, by operation of the program.
 
-With gloo every message has a tag made of (edge, micro-batch, direction, tensor), so the order in which the two ends
-post their halves does not matter. NCCL has none: `program.posting` says in which order receives are posted.
+With gloo every message has a tag made of (trainer, edge, micro-batch, direction, tensor), so the order in which the two
+ends post their halves does not matter, nor what a trainer before this one has left behind. NCCL has none:
+`program.posting` says in which order receives are posted.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,6 +38,9 @@ from trainplan.errors import InputError, nearest
 all_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 Form = tuple[tuple[int, ...], torch.dtype]  # of a tensor that will arrive
 Part = tuple[Tensor, int, int]  # of a round: a tensor, the rank at the other end, and the tag
+_APART = 2**22  # tags of a transport: those of training, of evaluation and of clocks
+_TRANSPORTS = 2**31 // _APART  # that have tags of their own; then they begin again
+_numbers = itertools.count()  # of those of this process: all ranks connect theirs in the same order
 
 
 class Pending(Protocol):
@@ -143,10 +148,17 @@ class Gloo:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.sent: Counter[int] = Counter()  # payload bytes, by operation of the program; -1: of none
+        self._number: int | None = None
         self._gathers: Arrivals | None = None  # waits for shares, one gathering after the other
 
     def connect(self, links: Sequence[tuple[int, int]]) -> None:
-        """Make what messages between these pairs (from, to) need; all ranks ask for the same. Tags need nothing."""
+        """Make what messages between these pairs (from, to) need; all ranks ask for the same. Here that is tags which
+        no other transport has: a receive that somebody has left behind would take what is sent to us."""
+        if self._number is None:
+            self._number = next(_numbers) % _TRANSPORTS
+
+    def _tag(self, tag: int) -> int:
+        return (self._number or 0) * _APART + tag
 
     def channel(self, members: tuple[int, ...], group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
         """Where the rounds of a group's sums are exchanged; all ranks ask for the same. Tags keep them apart."""
@@ -167,12 +179,12 @@ class Gloo:
     def send(self, tensors: Sequence[Tensor], to: int, tag: int, op: int = -1) -> Pending:
         whole = [tensor.contiguous() for tensor in tensors]
         self.sent[op] += sum(tensor.nbytes for tensor in whole)
-        works = [dist.isend(tensor, to, tag=tag + i) for i, tensor in enumerate(whole) if tensor.numel()]
+        works = [dist.isend(tensor, to, tag=self._tag(tag + i)) for i, tensor in enumerate(whole) if tensor.numel()]
         return Works([w for w in works if w is not None], whole)
 
     def receive(self, forms: Sequence[Form], source: int, tag: int) -> Message:
         tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
-        works = [dist.irecv(tensor, source, tag=tag + i) for i, tensor in enumerate(tensors) if tensor.numel()]
+        works = [dist.irecv(t, source, tag=self._tag(tag + i)) for i, t in enumerate(tensors) if t.numel()]
         return Message([w for w in works if w is not None], tensors, lambda: tensors)
 
     def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
@@ -225,12 +237,12 @@ class Staged(Gloo):
             host.copy_(tensor, non_blocking=True)
             staged.append(host)
         torch.cuda.current_stream(self.device).synchronize()
-        works = [dist.isend(host, to, tag=tag + i) for i, host in enumerate(staged) if host.numel()]
+        works = [dist.isend(host, to, tag=self._tag(tag + i)) for i, host in enumerate(staged) if host.numel()]
         return Works([w for w in works if w is not None], staged)
 
     def receive(self, forms: Sequence[Form], source: int, tag: int) -> Message:
         host = [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in forms]
-        works = [dist.irecv(staged, source, tag=tag + i) for i, staged in enumerate(host) if staged.numel()]
+        works = [dist.irecv(t, source, tag=self._tag(tag + i)) for i, t in enumerate(host) if t.numel()]
         return Message(
             [w for w in works if w is not None], host, lambda: [t.to(self.device, non_blocking=True) for t in host]
         )

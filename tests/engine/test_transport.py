@@ -1,0 +1,45 @@
+"""Messages of one trainer are no other's, though both send over the same processes."""
+
+import torch
+import torch.distributed as dist
+
+from tests.engine import jobs
+from tests.engine.systems import BLOCKS
+from trainplan.bench.pool import pool
+from trainplan.engine.trainer import Trainer
+from trainplan.plan.plan import plan
+
+PIPELINE = plan(pp=2, micro=2, schedule="1f1b", stages=(4,), blocks=BLOCKS["tied"])
+
+
+def left_behind(rank: int, world: int) -> tuple[list[float | None], list[float]]:
+    """A trainer leaves receives posted, of the tags that its steps have used; another one trains on the same processes
+    meanwhile. Its losses, and what arrives in the end for the first one."""
+    trainers, losses, waiting = [], [], []
+    for number in range(2):
+        job, model, captured = jobs.built("tied", "sgd")
+        trainer = Trainer(PIPELINE, job, captured, lambda names, model=model: jobs.values_of(model))
+        losses.append(trainer.step(job.inputs(8, seed=0)).loss)
+        trainers.append(trainer)
+        if rank == 1 and number == 0:
+            form = ((1,), torch.float64)
+            waiting = [trainer.part.transport.receive([form], 0, tag) for tag in range(64)]
+    if rank == 0:
+        for tag in range(64):
+            trainers[0].part.transport.send([torch.full((1,), float(tag), dtype=torch.float64)], 1, tag).wait()
+    arrived = []
+    for message in waiting:
+        message.wait()
+        arrived.append(float(message.take()[0]))
+    dist.barrier()
+    for trainer in trainers:
+        trainer.close()
+    return losses, arrived
+
+
+def test_receives_that_a_trainer_left_behind_take_nothing_from_the_next() -> None:
+    (_, nothing), (losses, arrived) = pool(2).run(left_behind)
+    assert losses[0] is not None
+    assert losses[0] == losses[1]  # from the same weights
+    assert nothing == []
+    assert arrived == [float(tag) for tag in range(64)]
