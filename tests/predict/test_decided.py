@@ -249,6 +249,15 @@ def test_bytescheduler_and_p3_put_small_gradients_together_where_latency_is_larg
     assert found.step_s < 0.2 * apart.step_s
 
 
+@pytest.mark.parametrize("word", ["horovod", "p3"])
+def test_of_numbers_that_hardly_differ_those_with_the_fewest_rounds_are_taken(word: str) -> None:
+    """Six megabytes over a link that has them through in no time: nothing is gained by sending them early."""
+    profile, where = wide(weights=10**6), cluster(latency=1e-6)
+    found = solve(parse(f"{word} dp=2"), profile, where, 4).plan
+    assert found.threshold >= 6 * 10**6
+    assert word != "horovod" or found.cycle == 5e-3
+
+
 @pytest.mark.system("p3", "P")
 def test_p3_steps_block_by_block_take_longer_than_one_for_all() -> None:
     plain, where = layers([1e-6] * 3), cluster()

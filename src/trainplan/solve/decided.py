@@ -1,6 +1,7 @@
 """The numbers of an exchange that is decided while running, where they are left open.
 
-First those of the papers and programs that it is from; then the clock tries others, and takes the best:
+First those of the papers and programs that it is from; then the clock tries others, and takes the best, or what hardly
+differs from it and has fewer rounds:
 
     horovod         threshold and cycle: 64 MiB and 5 ms, and from there larger and smaller ones
     p3              slice: 40,000 numbers, and parts of the largest gradient; threshold: nothing is put together, and
@@ -35,6 +36,8 @@ _THRESHOLDS = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
 _SMALL_THRESHOLDS = (64 * KIB, 256 * KIB)  # that are tried besides where slices go by priority
 _CYCLES = (5e-4, 1e-3, 2.5e-3, 5e-3)
 _CREDITS = (1, 2, 4)  # slices
+# By so much a step may be longer if it has fewer rounds: each wakes threads on all ranks, which costs the clock nothing.
+HARDLY = 0.02
 _TURNS = 5  # slices that are tried with each of them
 _FEW_PARTS = 384  # what a trial of the clock has at most
 _MANY = 48  # gradients; where there are more, those of a block are fused before anything is worked out
@@ -120,12 +123,22 @@ def tuned(
         trials = [replace(plan, **{field: value}) for value in dict.fromkeys(values) if value != getattr(plan, field)]
         found = best([found, *(try_out(trial) for trial in trials)])
 
+    def fewest(field: str, values: Sequence[Any]) -> None:
+        """The largest of these, and so the fewest rounds, with which a step is hardly longer than with the best."""
+        nonlocal found
+        plan, own = found.plan, getattr(found.plan, field)
+        falling = sorted({own, *values}, reverse=True)
+        trials = [found if value == own else try_out(replace(plan, **{field: value})) for value in falling]
+        found = fastest = best(trials)
+        if fastest.fits:
+            found = next(t for t in trials if t.fits and t.step_s <= (1 + HARDLY) * fastest.step_s)
+
     whole = sum(p.bytes for p in profile.parameters if p.trainable)
     if "threshold" in left:
         tried = _THRESHOLDS if found.plan.exchange == "horovod" else (*_SMALL_THRESHOLDS, *_THRESHOLDS)
-        others("threshold", [size for size in tried if size < whole] + [-(-whole // MIB) * MIB])
+        fewest("threshold", [size for size in tried if size < whole] + [-(-whole // MIB) * MIB])
     if "cycle" in left:
-        others("cycle", _CYCLES)
+        fewest("cycle", _CYCLES)
     if "slice" in left and "credit" not in left:
         others("slice", _slices(found.plan, profile))
     if "fused" in left:  # the dynamic program takes slices for infinitely small
