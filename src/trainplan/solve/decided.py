@@ -36,7 +36,7 @@ _THRESHOLDS = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
 _SMALL_THRESHOLDS = (64 * KIB, 256 * KIB)  # that are tried besides where slices go by priority
 _CYCLES = (5e-4, 1e-3, 2.5e-3, 5e-3)
 _CREDITS = (1, 2, 4)  # slices
-# By so much a step may be longer if it has fewer rounds: each wakes threads on all ranks, which costs the clock nothing.
+# By so much a step may be longer if it has fewer rounds: each wakes threads on all ranks, which the clock leaves out.
 HARDLY = 0.02
 _TURNS = 5  # slices that are tried with each of them
 _FEW_PARTS = 384  # what a trial of the clock has at most
