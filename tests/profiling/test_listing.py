@@ -115,6 +115,7 @@ def test_attention_is_another_kernel_on_another_device():
         (since, asked(dropout=0.25), "cudnn"), (H200, asked(width=44), "flash"),
         (H200, asked(width=200), "cudnn"), (Gpu((10, 0)), asked(width=200), "flash"),
         (Gpu((8, 6)), asked(width=200), "efficient"), (H200, asked(torch.float32, width=6), "math"),
+        (Gpu(any_width=True), asked(torch.float32, width=6), "efficient"),
     ]:  # fmt: skip
         assert kernel_of(what, gpu) == kernel
 

@@ -40,6 +40,7 @@ class Gpu:
 
     capability: tuple[int, int] = (9, 0)  # CUDA's compute capability: of an H200 (9, 0), of an A100 (8, 0)
     torch: tuple[int, int] = _here()  # the version
+    any_width: bool = False  # of heads: which widths kernels read depends on the type, and a trace is for all types
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ def _efficient(asked: Asked, gpu: Gpu) -> bool:
     if asked.query.shape[1] != asked.key.shape[1]:  # heads that share keys
         return False
     words = 8 if half and gpu.capability >= (7, 0) else 4 if gpu.capability >= (8, 0) else 1
+    words = 1 if gpu.any_width else words
     return asked.query.shape[-1] == asked.key.shape[-1] and not any(
         t.shape[-1] % words for t in (asked.query, asked.value)
     )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trainplan.profile.attention import Gpu
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved
@@ -45,7 +46,7 @@ def trace(
         saved = Saved([*stage.parameters(), *stage.buffers(), *tensors(batch).values()], recorder.bytes_of)
         walk = Walk(captured, batch, workload.loss)
         tape, made = Tape(recorder), []
-        with OnGpu(lower) if gpu else nullcontext(), recorder, tape:
+        with OnGpu(lower, Gpu(any_width=True)) if gpu else nullcontext(), recorder, tape:
             paused = []
             for index, block in enumerate(passes):
                 tape.block = index
