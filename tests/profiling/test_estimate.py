@@ -153,7 +153,7 @@ def test_of_the_whole_zoo_one_does_not_fit(name):
 
 
 def test_refusals():
-    with pytest.raises(InputError, match="fp32 and tf32"):
+    with pytest.raises(InputError, match="fp32 or tf32"):
         estimate(models.skip(), device("H200"), precision="bf16")
     with pytest.raises(InputError, match="the device has fp32"):
         estimate(models.skip(), device("V100-16"), precision="tf32")
