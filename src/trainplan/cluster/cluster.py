@@ -142,6 +142,11 @@ class Cluster:
         return {}
 
     @cached_property
+    def known_groups(self) -> dict[Any, Any]:
+        """By members, how they lie on the nodes (`predict.nccl`)."""
+        return {}
+
+    @cached_property
     def known_messages(self) -> dict[Any, Any]:
         """By source, target and bytes, the same of messages."""
         return {}

@@ -14,6 +14,7 @@ megabyte on, growing by another 25 µs up to 8 MiB.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from trainplan.cluster.cluster import Cluster, Link
 
@@ -33,56 +34,65 @@ def all_reduce(cluster: Cluster, members: tuple[int, ...], size: float) -> float
     >>> [round(all_reduce(cluster(f"8x{name}"), eight, 2**30) * 1e3, 1) for name in ("A100-80", "H200")]
     [8.1, 4.1]
     """
-    inside = _inside(cluster, members)
-    if inside is None:
+    lie = _lie(cluster, members)
+    if lie is None:
         return None
-    ranks = len(members)
-    rate = _ring(cluster, members, inside)
-    seconds = 2 * (ranks - 1) / ranks * size / rate
-    if inside.in_switch and len({cluster.node_of(rank) for rank in members}) == 1:
-        seconds = min(seconds, size / (inside.in_switch * inside.rate))
-    return lead(cluster, members, size) + seconds
+    seconds = 2 * (lie.ranks - 1) / lie.ranks * size / lie.ring
+    if lie.inside.in_switch and lie.nodes == 1:
+        seconds = min(seconds, size / (lie.inside.in_switch * lie.inside.rate))
+    return lie.lead(size) + seconds
 
 
 def shared_out(cluster: Cluster, members: tuple[int, ...], size: float) -> float | None:
     """The same of a gathering of `size` bytes in all, or of a scattering of their sum: half of a ring."""
-    inside = _inside(cluster, members)
-    if inside is None:
+    lie = _lie(cluster, members)
+    if lie is None:
         return None
-    ranks = len(members)
-    return lead(cluster, members, size) / 2 + (ranks - 1) / ranks * size / _ring(cluster, members, inside)
+    return lie.lead(size) / 2 + (lie.ranks - 1) / lie.ranks * size / lie.ring
 
 
-def lead(cluster: Cluster, members: tuple[int, ...], size: float) -> float:
-    """Seconds of a collective beside those of its bytes at the full rate."""
-    places = Counter(cluster.node_of(rank) for rank in members)
-    much = max(FEW_S, CALL_S + RANK_S * max(places.values()))
-    found = FEW_S + (much - FEW_S) * min(1.0, size / _MIB) + RAMP_S * min(1.0, size / (8 * _MIB))
-    network = cluster.nodes[next(iter(places))].network
-    return found + (2 * (len(places) - 1) * network.latency_s if network is not None and len(places) > 1 else 0.0)
+@dataclass(frozen=True)
+class Lie:
+    """How the members of a collective lie on nodes: all that its seconds depend on beside its bytes."""
+
+    ranks: int
+    nodes: int
+    most: int  # of them on one node
+    inside: Link
+    network: Link | None
+    ring: float  # bytes a second: those inside nodes, or those that leave one over all its members' cards
+
+    def lead(self, size: float) -> float:
+        """Seconds of a collective beside those of its bytes at the full rate."""
+        much = max(FEW_S, CALL_S + RANK_S * self.most)
+        found = FEW_S + (much - FEW_S) * min(1.0, size / _MIB) + RAMP_S * min(1.0, size / (8 * _MIB))
+        return found + (2 * (self.nodes - 1) * self.network.latency_s if self.network is not None else 0.0)
 
 
-def _inside(cluster: Cluster, members: tuple[int, ...]) -> Link | None:
-    """The link inside the members' nodes, where it is the same for all and its share is known."""
+def _lie(cluster: Cluster, members: tuple[int, ...]) -> Lie | None:
+    """How members lie, where the link inside their nodes is the same for all and its share is known. Kept with the
+    cluster: a search asks for the same groups again and again."""
+    known = cluster.known_groups
+    if members not in known:
+        known[members] = _found(cluster, members)
+    found: Lie | None = known[members]
+    return found
+
+
+def _found(cluster: Cluster, members: tuple[int, ...]) -> Lie | None:
     if cluster.backend != "nccl" or len(members) < 2:
         return None
     places = Counter(cluster.node_of(rank) for rank in members)
     nodes = [cluster.nodes[place] for place in places]
     link = nodes[0].inside
-    if not link.reached or any(node.inside != link or node.pairs for node in nodes):
+    if not link.reached or any(node.pairs or (node is not nodes[0] and node.inside != link) for node in nodes):
         return None
     if len(nodes) > 1 and (len(set(places.values())) > 1 or any(n.network is None or n.network.shared for n in nodes)):
         return None
-    return link
-
-
-def _ring(cluster: Cluster, members: tuple[int, ...], inside: Link) -> float:
-    """Bytes a second of a ring: those inside nodes, or those that leave one over all its members' cards."""
-    places = Counter(cluster.node_of(rank) for rank in members)
-    own = max(places.values())
-    reached = inside.reached * inside.rate * (PAIR if len(members) == 2 else 1.0)
-    if len(places) == 1:
-        return reached
-    network = cluster.nodes[next(iter(places))].network
-    out = CARDS * own * network.rate if network is not None else reached
-    return min(out, reached) if own > 1 else out
+    own, network = max(places.values()), nodes[0].network
+    reached = link.reached * link.rate * (PAIR if len(members) == 2 else 1.0)
+    ring = reached
+    if len(places) > 1:
+        out = CARDS * own * network.rate if network is not None else reached
+        ring = min(out, reached) if own > 1 else out
+    return Lie(len(members), len(places), own, link, network, ring)

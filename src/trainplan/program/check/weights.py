@@ -15,7 +15,7 @@ import numpy as np
 
 from trainplan.program.check.view import Fault, View, pack, where
 from trainplan.program.ops import COMPUTES, GATHERS, Kind, Value
-from trainplan.program.program import Program, are
+from trainplan.program.program import Ints, Program, Ragged, are
 
 _BACKWARD = are((Kind.B, Kind.I, Kind.W))
 _EXCHANGES, _GATHERS = are((Kind.REDUCE_GRAD, Kind.SCATTER_GRAD)), are(GATHERS)
@@ -26,14 +26,21 @@ def updated(view: View) -> Iterator[Fault]:
     program = view.program
     is_read = np.zeros(len(program.value_kind), dtype=bool)
     is_read[program.reads.items] = True
-    for op in where(_EXCHANGES[program.kind]):
-        reads, makes = program.reads.row(op), program.makes.row(op)
-        brings, gets = (set(program.value_rank[values].tolist()) for values in (reads, makes[is_read[makes]]))
-        for rank in program.members(op):
-            if rank not in brings:
-                yield Fault("updated", op, f"{program.name(op)} sums nothing of rank {rank}")
-            if rank not in gets:
-                yield Fault("updated", op, f"nobody on rank {rank} reads what {program.name(op)} has summed")
+    # Every exchange has a value of each of its members to read, and makes one for each that somebody reads.
+    exchange, world = _EXCHANGES[program.kind], program.world
+    reads = program.reads
+    ops, ranks = _with_members(program, np.flatnonzero(exchange))
+    wanted = ops * world + ranks
+    read = np.flatnonzero(exchange[reads.owner])
+    brings = reads.owner[read] * world + program.value_rank[reads.items[read]]
+    made = np.flatnonzero(is_read & (program.value_maker >= 0))
+    made = made[exchange[program.value_maker[made]]]
+    gets = program.value_maker[made] * world + program.value_rank[made]
+    lacks, idle = np.setdiff1d(wanted, brings).tolist(), np.setdiff1d(wanted, gets).tolist()
+    for op, rank in (divmod(pair, world) for pair in lacks):
+        yield Fault("updated", op, f"{program.name(op)} sums nothing of rank {rank}")
+    for op, rank in (divmod(pair, world) for pair in idle):
+        yield Fault("updated", op, f"nobody on rank {rank} reads what {program.name(op)} has summed")
     steps = np.flatnonzero(program.kind == Kind.STEP)
     if not len(steps):
         return
@@ -65,44 +72,53 @@ def gathered(view: View) -> Iterator[Fault]:
     scatters, gathers = np.flatnonzero(program.kind == Kind.SCATTER_GRAD), np.flatnonzero(_GATHERS[program.kind])
     if not len(scatters) and not len(gathers):
         return
-    shared: dict[tuple[int, ...], set[int]] = {}  # step, stage, rank → units
-    for op in scatters.tolist():
-        for rank in program.members(op):
-            shared.setdefault(_where(program, op, rank), set()).add(int(program.unit[op]))
-    makers = program.value_maker
-    weights = np.flatnonzero((program.value_kind == Value.WEIGHTS) & (makers >= 0))
-    weights = weights[_GATHERS[program.kind[makers[weights]]]]
-    unit_of = dict(zip(weights.tolist(), program.unit[makers[weights]].tolist(), strict=True))
+    makers, reads = program.value_maker, program.reads
+    # A place is a stage on a rank in a step; `wanted` has the units that are shared out there, as (place, unit).
+    place = pack(program, "step", "stage") * program.world
+    units = int(program.unit.max(initial=0)) + 1
+    ops, ranks = _with_members(program, scatters)
+    wanted = np.unique((place[ops] + ranks) * units + program.unit[ops])
+    here = place + program.rank
+    # A pass is what a micro-batch does at a place, forward or back. Which of them read what is shared out?
+    ops = np.flatnonzero(_READS_WEIGHTS[program.kind])
+    ops = ops[np.isin(here[ops], wanted // units)]
+    if not len(ops):
+        return
+    name = (here * (int(program.micro_batch.max(initial=0)) + 1) + program.micro_batch) * 2 + (program.kind != Kind.F)
+    passes, begin, which = np.unique(name[ops], return_index=True, return_inverse=True)
+    begin = ops[begin]  # their first operations
+    number = np.full(len(program), -1, dtype=np.int64)
+    number[ops] = which
+    # What each of them reads of what was gathered in its step.
+    weights = (program.value_kind == Value.WEIGHTS) & (makers >= 0)
+    weights[weights] = _GATHERS[program.kind[makers[weights]]]
     stays = not (program.value_end[weights] >= 0).any()
-    read: dict[tuple[int, ...], set[int]] = {}  # step, stage, rank, micro-batch, backward → units that a pass reads
-    first: dict[tuple[int, ...], int] = {}  # the same → its first operation
-    for op in np.flatnonzero(_READS_WEIGHTS[program.kind]).tolist():
-        where_ = _where(program, op, int(program.rank[op]))
-        if where_ not in shared:
-            continue
-        name = (*where_, int(program.micro_batch[op]), int(program.kind[op] != Kind.F))
-        first.setdefault(name, op)
-        found = read.setdefault(name, set())
-        for value in program.reads.row(op).tolist():
-            if value in unit_of and program.step[makers[value]] == program.step[op]:
-                found.add(unit_of[value])
-    begun: dict[tuple[int, ...], tuple[int, ...]] = {}  # step, stage, rank → the pass that comes first
-    for name, op in first.items():
-        own = name[:3]
-        if own not in begun or view.place[op] < view.place[first[begun[own]]]:
-            begun[own] = name
-    for name, units in read.items():
-        if stays and begun[name[:3]] != name:
-            continue
-        missing = sorted(shared[name[:3]] - units)
-        if missing:
-            op = first[name]
-            why = f"{program.name(op)} computes with weights of unit {missing[0]} that nobody has gathered for it"
-            yield Fault("updated", op, why)
+    at = np.flatnonzero(weights[reads.items])
+    reader, source = reads.owner[at], makers[reads.items[at]]
+    known = (number[reader] >= 0) & (program.step[source] == program.step[reader])
+    has = number[reader[known]] * units + program.unit[source[known]]
+    # Where weights stay, only the first pass at a place has to read them all.
+    asked = np.arange(len(passes))
+    if stays:
+        order = np.lexsort((view.place[begin], here[begin]))
+        asked = order[np.unique(here[begin][order], return_index=True)[1]]
+    low = np.searchsorted(wanted, here[begin[asked]] * units)
+    many = np.searchsorted(wanted, (here[begin[asked]] + 1) * units) - low
+    each = np.repeat(low - np.cumsum(many) + many, many) + np.arange(int(many.sum()))
+    needs = np.repeat(asked, many) * units + wanted[each] % units
+    missing = np.setdiff1d(needs, has)
+    for i in np.unique(missing // units, return_index=True)[1].tolist():
+        op = int(begin[missing[i] // units])
+        why = f"{program.name(op)} computes with weights of unit {missing[i] % units} that nobody has gathered for it"
+        yield Fault("updated", op, why)
 
 
-def _where(program: Program, op: int, rank: int) -> tuple[int, ...]:
-    return int(program.step[op]), int(program.stage[op]), rank
+def _with_members(program: Program, ops: Ints) -> tuple[Ints, Ints]:
+    """Collectives, each as often as it has members; and these."""
+    members = Ragged.of(program.groups)
+    sizes = np.diff(members.start)[program.group[ops]]
+    first = np.repeat(members.start[program.group[ops]] - np.cumsum(sizes) + sizes, sizes)
+    return np.repeat(ops, sizes), members.items[first + np.arange(len(first))]
 
 
 def fresh(view: View) -> Iterator[Fault]:

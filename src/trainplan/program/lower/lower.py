@@ -185,8 +185,11 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         _names, first, which = np.unique(number_of, return_index=True, return_inverse=True)
         op[met] = len(alone) + len(entry) + which
         entry += met[first].tolist()
-        for of, stage in zip(sharing[first].tolist(), stages[first].tolist(), strict=True):
-            group.append(number.setdefault((*share_group(layout, stage, of), -1), len(number)))
+        known: dict[tuple[int, int], int] = {}  # few groups do all of them
+        for pair in zip(stages[first].tolist(), sharing[first].tolist(), strict=True):
+            if pair not in known:
+                known[pair] = number.setdefault((*share_group(layout, *pair), -1), len(number))
+            group.append(known[pair])
     # So are barriers: one for each replica, step and phase.
     met = np.flatnonzero(barrier)
     replicas, steps, phases = table.replica[lists.row[met]], lists.step[met], lists.phase[met]
