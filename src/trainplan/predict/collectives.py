@@ -79,9 +79,26 @@ def curve_of(cluster: Cluster, op: str, ranks: int) -> Curve | None:
     return next((c for c in cluster.collectives if c.op == op and c.ranks == ranks), None)
 
 
+def _probed(cluster: Cluster, op: str, members: tuple[int, ...]) -> Curve | None:
+    """What was measured of a collective of as many ranks, where these are on one node."""
+    return curve_of(cluster, op, len(members)) if cluster.collectives and one_node(cluster, members) else None
+
+
 def one_node(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
-    """Whether all these ranks are on one."""
-    return len({cluster.node_of(rank) for rank in ranks}) == 1
+    """Whether all these ranks are on one. Kept with the cluster, as are their links' hosts."""
+    known, key = cluster.known_groups, ("one node", ranks)
+    if key not in known:
+        known[key] = len({cluster.node_of(rank) for rank in ranks}) == 1
+    return bool(known[key])
+
+
+def starting(cluster: Cluster, members: tuple[int, ...]) -> float:
+    """Seconds of the first member's host for the slowest message to another."""
+    known, key = cluster.known_groups, ("starting", members)
+    if key not in known:
+        links = (cluster.link(members[0], other) for other in members[1:])
+        known[key] = max((link.message_s for link in links), default=0.0)
+    return float(known[key])
 
 
 def is_probed(cluster: Cluster, source: int, target: int) -> bool:
@@ -136,7 +153,7 @@ def _all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     ranks = len(members)
     if ranks == 1:
         return Talk(0.0)
-    curve = curve_of(cluster, "all_reduce", ranks) if one_node(cluster, members) else None
+    curve = _probed(cluster, "all_reduce", members)
     if curve is not None:
         return Talk(on_curve(curve, size))
     known = nccl.all_reduce(cluster, members, size)
@@ -167,7 +184,7 @@ def reduce_scatter(cluster: Cluster, members: tuple[int, ...], size: int) -> Tal
 def _shared_out(cluster: Cluster, members: tuple[int, ...], size: int, op: str, ring: bool) -> Talk:
     """As it was measured, where anything was; or half a sum in a ring; or everybody's messages to everybody else: as
     many bytes from each rank as in a ring, all at once, but more of them from node to node."""
-    curve = curve_of(cluster, op, len(members)) if one_node(cluster, members) else None
+    curve = _probed(cluster, op, members)
     if curve is not None:
         return Talk(on_curve(curve, size))
     known = nccl.shared_out(cluster, members, size)

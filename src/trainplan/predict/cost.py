@@ -170,8 +170,7 @@ def _barrier(c: CostClass, s: Setting) -> tuple[float, float]:
 
 def _start(c: CostClass, s: Setting) -> float:
     """The host has as much to do as with a message: noticing that a bucket is full, and starting its sum."""
-    host = max((s.cluster.link(c.members[0], other).message_s for other in c.members[1:]), default=0.0)
-    return s.cluster.dispatch_s + host
+    return s.cluster.dispatch_s + collectives.starting(s.cluster, c.members)
 
 
 def _step(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -218,6 +217,8 @@ RULES: dict[Kind, Rule] = {
 
 def inside(program: Program, setting: Setting) -> NDArray[np.float64]:
     """Of every operation of a program, the seconds in which ranks that share blocks exchange something inside it."""
+    if program.slicers == 1:
+        return np.zeros(len(program))
     table = np.array([talking(c, setting) for c in program.classes], dtype=np.float64)
     return np.asarray(table[program.cost])
 

@@ -259,8 +259,11 @@ def _resources(
     items = np.empty(int(start[-1]), dtype=np.int64)
     single = (held >= 0)[row]
     items[start[:-1][single]] = held[row][single]
-    for op in np.flatnonzero(group >= 0).tolist():
-        items[start[op] : start[op + 1]] = np.arange(queues[group[op]], queues[group[op] + 1])
+    together = np.flatnonzero(group >= 0)
+    many = sizes[group[together]]
+    shift = np.repeat(queues[group[together]] - start[together], many)  # from a place in `items` to one in a queue
+    own = np.repeat(start[together] - np.cumsum(many) + many, many) + np.arange(int(many.sum()))
+    items[own] = own + shift
     count = int(sizes.sum())
     lanes = np.repeat(np.array([Lane.COMPUTE, Lane.LINK, Lane.GROUP], dtype=np.uint8), [world, len(links), count])
     lanes = np.insert(lanes, world + len(links), ways // world)
