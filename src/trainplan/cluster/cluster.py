@@ -188,7 +188,12 @@ class Cluster:
                 return pair.link
         return self.nodes[node_a].inside
 
-    @property
+    @cached_property
+    def kinds(self) -> dict[str, Device]:
+        """The devices that differ in their names, in the order of ranks: few, where ranks are many."""
+        return {device.name: device for node in reversed(self.nodes) for device in reversed(node.devices)}
+
+    @cached_property
     def uniform(self) -> bool:
         """All nodes alike and all devices alike: replicas need to be simulated only once."""
         first = self.nodes[0]

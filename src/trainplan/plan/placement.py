@@ -20,6 +20,7 @@ with any table: the lists of the stages on a rank are merged into one.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 Placement = tuple[tuple[tuple[int, ...], ...], ...]  # pipeline → stage → ranks (more than one: tensor parallelism)
 Lines = tuple[tuple[int, ...], ...]  # line → stage → place among the ranks of one replica
@@ -70,8 +71,10 @@ def renamed(usual: Lines, table: tuple[int, ...]) -> Lines | None:
     return tuple(tuple(names[rank] for rank in line) for line in usual)
 
 
+@lru_cache(maxsize=1024)
 def placement(dp: int, local: Lines, tp: int = 1) -> Placement:
-    """The table of so many replicas, whose stages have so many ranks each."""
+    """The table of so many replicas, whose stages have so many ranks each. Plans share it: it is as long as there are
+    ranks."""
 
     def ranks(place: int, replica: int) -> tuple[int, ...]:
         first = (place * dp + replica) * tp

@@ -273,6 +273,8 @@ def fewer_stages(plan: Plan) -> str:
 def _placement(plan: Plan, asked: str) -> None:
     default = "leaving the placement out"
     usual = usual_placement(plan)
+    if plan.placement is usual:
+        return
     length = plan.wanted if plan.takes_any_table and plan.placement else len(usual[0])
     if len(plan.placement) != len(usual) or any(len(pipeline) != length for pipeline in plan.placement):
         sizes = ", ".join(str(len(pipeline)) for pipeline in plan.placement) or "none"

@@ -17,8 +17,7 @@ def speeds(profile: Profile, cluster: Cluster) -> tuple[float, ...]:
 
     Refused where the profile is of no device of the cluster, or the peak of one is not known.
     """
-    devices = [cluster.device(rank) for rank in range(cluster.world)]
-    names = {device.name for device in devices}
+    names = cluster.kinds
     if profile.device not in names:
         raise PlanError(
             f"a profile made on {profile.device} for the cluster {cluster.name}",
@@ -26,9 +25,9 @@ def speeds(profile: Profile, cluster: Cluster) -> tuple[float, ...]:
             f"a profile for {sorted(names)[0]}",
         )
     if len(names) == 1:
-        return (1.0,) * len(devices)
-    known = {device.name: device for device in devices}
-    rates = {name: _rate(profile, device, cluster) for name, device in known.items()}
+        return (1.0,) * cluster.world
+    devices = [cluster.device(rank) for rank in range(cluster.world)]
+    rates = {name: _rate(profile, device, cluster) for name, device in names.items()}
     return tuple(rates[device.name] / rates[profile.device] for device in devices)
 
 

@@ -29,5 +29,6 @@ def limited(cluster: Cluster, memory: int | None) -> Cluster:
 
 def usable(cluster: Cluster) -> float:
     """Bytes that a program may use on every device: the margin and the device's own libraries taken off."""
-    devices = {id(device): device for node in cluster.nodes for device in node.devices}
+    nodes = {id(node): node for node in cluster.nodes}  # of many machines most are one value
+    devices = {id(device): device for node in nodes.values() for device in node.devices}
     return min(d.memory_bytes * (1 - MEMORY_MARGIN) - d.context_bytes for d in devices.values())

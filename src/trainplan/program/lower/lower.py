@@ -23,7 +23,7 @@ from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.backend import backend as find_backend
 from trainplan.program.lower.costs import cost_classes
 from trainplan.program.lower.found import Found
-from trainplan.program.lower.groups import across_group, norm_group, replica_group, share_group, stage_group
+from trainplan.program.lower.groups import Group, across_group, norm_group, replica_group, share_group, stage_group
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Entries, Table, entries
 from trainplan.program.lower.values import values
@@ -164,6 +164,7 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         name = (kind, _named_after(layout, kind, stage, unit), unit, step)
         together.setdefault((*name, _apart(layout, kind, stage, unit, replica)), []).append((replica, stage, e))
     number: dict[tuple[tuple[int, ...], tuple[int, ...], int], int] = {}
+    of_stage: dict[int, Group] = {}  # the ranks of a stage, over all replicas, which most exchanges are of
     entry: list[int] = []
     group: list[int] = []
     for (kind, stage, unit, _, replica), members in together.items():
@@ -172,7 +173,12 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         # An exchange that is decided while running has groups of its own: one to tell what is ready, one to sum it.
         decided = kind == Kind.NEGOTIATE or (kind == Kind.REDUCE_GRAD and layout.decides and unit < layout.first_tie)
         apart = stage * len(Kind) + kind if decided else -1
-        key = (*_members(layout, kind, stage, unit, replica), apart)
+        members_of = _members(layout, kind, stage, unit, replica)
+        if members_of is None:
+            if stage not in of_stage:
+                of_stage[stage] = stage_group(layout, (stage,))
+            members_of = of_stage[stage]
+        key = (*members_of, apart)
         group.append(number.setdefault(key, len(number)))
     # Gathers and scatters are many: one for each group of replicas, step, micro-batch, stage and unit.
     met = np.flatnonzero(shared)
@@ -225,15 +231,15 @@ def _apart(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> in
     return 0
 
 
-def _members(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Who takes part in a collective: ranks of the program, and of the cluster."""
+def _members(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> Group | None:
+    """Who takes part in a collective: ranks of the program, and of the cluster; None: all that hold its stage."""
     if kind == Kind.NORM:
         return norm_group(layout, replica)
     if kind == Kind.REDUCE_GRAD and unit >= layout.first_tie:
         return stage_group(layout, layout.ties[unit - layout.first_tie].stages)
     if kind == Kind.REDUCE_GRAD and layout.units[stage]:
         return across_group(layout, stage, replica)
-    return stage_group(layout, (stage,))
+    return None
 
 
 def _resources(
