@@ -19,7 +19,7 @@ from trainplan.program.lower.backend import backend
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.program import CostClass, Program
 
-_TALKS = {
+TALKS = {
     "all_reduce": collectives.all_reduce,
     "reduce_scatter": collectives.reduce_scatter,
     "all_gather": collectives.all_gather,
@@ -90,7 +90,7 @@ def talking(c: CostClass, s: Setting) -> float:
     if not c.inside:
         return 0.0
     seconds = sum(
-        part.times * _TALKS[part.what](s.cluster, c.sharing, part.bytes).seconds for part in c.inside if not part.hidden
+        part.times * TALKS[part.what](s.cluster, c.sharing, part.bytes).seconds for part in c.inside if not part.hidden
     )
     # A forward pass says with `since` and `until` which blocks it is of, a backward pass which share of these.
     return seconds * (c.until - c.since if c.kind is Kind.B else 1.0)

@@ -251,7 +251,7 @@ class Profile:
         return sum(block.convolution_flops for block in self.blocks)
 
     @cached_property
-    def _curves(self) -> dict[str, NDArray[np.float64]]:
+    def curves(self) -> dict[str, NDArray[np.float64]]:
         """For each quantity a table (size, block) of sums over the blocks before: ranges are differences."""
         tables = {}
         for name in (*_CURVES, *(_HALVES if self.has_halves else ())):
@@ -278,10 +278,10 @@ class Profile:
     def _total(self, quantity: str, first: int, last: int, samples: Amount) -> float:
         if isinstance(samples, Portion):
             return sum(self._of_portion(quantity, block, samples) for block in range(first, last))
-        if quantity not in self._curves:
+        if quantity not in self.curves:
             why = f"it has no {quantity}: it was {self.kind} without the two parts of backward"
             raise InputError("this profile", why, "trainplan profile, on the device itself")
-        table = self._curves[quantity]
+        table = self.curves[quantity]
         values = table[:, last] - table[:, first]
         return interpolate(self.samples, values, samples)
 

@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from trainplan.profile.by_block import by_block
 from trainplan.profile.profile import Profile
 from trainplan.program.posting import RECEIVES_AHEAD
 
@@ -102,7 +103,7 @@ def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) ->
     blocks = len(profile.blocks)
 
     def per_block(quantity: str) -> Floats:
-        return np.array([profile.total(quantity, b, b + 1, samples) for b in range(blocks)])
+        return by_block(profile, quantity, samples)
 
     parts = np.zeros(0)
     if profile.has_halves:
@@ -191,6 +192,5 @@ def _sums(values: Floats) -> Floats:
 def _largest(values: Floats) -> Floats:
     """[i, j]: the largest of the values i ≤ b < j."""
     table = np.zeros((len(values) + 1, len(values) + 1))
-    for first in range(len(values)):
-        table[first, first + 1 :] = np.maximum.accumulate(values[first:])
-    return table
+    table[:, 1:] = np.triu(np.broadcast_to(values, (len(values) + 1, len(values))))  # value j - 1 where it is not before i
+    return np.asarray(np.maximum.accumulate(table, axis=1))

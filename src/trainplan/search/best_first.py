@@ -1,0 +1,193 @@
+"""Very many plans, best first: the fastest that fits, and proof that none is faster.
+
+Every plan of a space has a bound that it cannot beat (`floor.py`). The plan with the lowest bound is cut into stages,
+which gives a closer bound and a closer look at its memory; when a plan that is cut has the lowest bound of all, it is
+simulated. As soon as the fastest that was found takes no longer than the lowest bound, no other can be faster: the
+answer is that of simulating everything. After `most` simulations it stops, and says what none of the others can beat.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from trainplan.plan.plan import Plan, plan
+from trainplan.plan.rules import SPLIT_BACKWARD, TWO_WAYS
+from trainplan.predict.predict import Prediction
+from trainplan.program.ops import Kind
+from trainplan.program.program import Ints
+from trainplan.program.schedules import orders_of
+from trainplan.search.columns import Space
+from trainplan.search.floor import Blocks, Floors, floors, room
+from trainplan.solve.limits import usable
+from trainplan.solve.partition.ranges import Tables
+from trainplan.solve.resolve import cuts, draft
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search found, and what it did."""
+
+    space: Space
+    fitting: tuple[Prediction, ...]  # of those that were simulated, fastest first
+    over: tuple[Prediction, ...]  # of those that were simulated and do not fit, least over first
+    too_big: int  # plans whose memory alone rules them out, before they were simulated
+    left: int  # plans that might be faster, where the search stopped early; 0: none is
+    bound_s: float  # what no plan of the space that fits can beat
+    tables: dict[int, Tables]
+
+    @property
+    def gap(self) -> float:
+        """How much faster than the best that was found the fastest plan may be, at most; 0: it is the fastest."""
+        return 0.0 if not self.fitting else max(0.0, 1 - self.bound_s / self.fitting[0].step_s)
+
+
+def best_first(space: Space, most: int, progress: Progress = lambda words, share: None) -> Outcome:
+    """The fastest plan of a space that fits, after no more than so many simulations."""
+    known = floors(space)
+    closer = _Closer(space, known)
+    order = np.flatnonzero(known.fits)
+    order = order[np.argsort(known.seconds[order], kind="stable")]
+    bounds, place = known.seconds[order], 0
+    cut: list[tuple[float, int, tuple[int, ...]]] = []  # those that are: bound, row, cuts
+    found: list[Prediction] = []
+    best, lowest = float("inf"), float("inf")
+    while True:
+        lowest = min(bounds[place] if place < len(order) else np.inf, cut[0][0] if cut else np.inf)
+        if lowest >= best or np.isinf(lowest):
+            break
+        if not cut or cut[0][0] > lowest:
+            row = int(order[place])
+            place += 1
+            bound, stages = closer(row)
+            if bound < best:
+                heapq.heappush(cut, (bound, row, stages))
+            continue
+        if len(found) >= most:
+            break
+        _, row, stages = heapq.heappop(cut)
+        p = draft(replace(space.sketch(row), stages=stages), space.cluster, space.batch, closer.tables(row))
+        found.append(p)
+        best = min(best, p.step_s) if p.fits else best
+        progress(f"{len(found)} plans simulated", len(found) / most)
+    stopped = lowest < best and not np.isinf(lowest)
+    return Outcome(
+        space,
+        tuple(sorted((p for p in found if p.fits), key=lambda p: p.step_s)),
+        tuple(sorted((p for p in found if not p.fits), key=lambda p: p.peak_bytes / p.limit_bytes)),
+        int((~known.fits).sum()) + closer.too_big,
+        len(cut) + int((bounds[place:] < best).sum()) if stopped else 0,
+        float(min(lowest, best)),
+        closer.by_variant,
+    )
+
+
+class _Closer:
+    """What a plan cannot beat once it is cut; what several plans share is worked out once."""
+
+    def __init__(self, space: Space, known: Floors) -> None:
+        self.space, self.known = space, known
+        self.by_variant: dict[int, Tables] = {}
+        self.usable, self.room = usable(space.cluster), room(space.cluster)
+        self.too_big = 0
+        self._blocks: dict[tuple[int, int], Blocks] = {}
+        self._cuts: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._held: dict[tuple[object, ...], np.ndarray] = {}
+
+    def tables(self, row: int) -> Tables:
+        number = int(self.known.variant[row])
+        if number not in self.by_variant:
+            self.by_variant[number] = Tables(self.known.profiles[number])
+        return self.by_variant[number]
+
+    def __call__(self, row: int) -> tuple[float, tuple[int, ...]]:
+        """Seconds that a step takes at least, and the cuts; without end where it cannot fit."""
+        space, bound = self.space, float(self.known.seconds[row])
+        sketch, number = space.sketch(row), int(self.known.variant[row])
+        local = -(-space.batch // sketch.dp)
+        samples, larger = divmod(local, sketch.micro)
+        small, large = (self._of(number, size) for size in (samples, samples + (larger > 0)))
+        stages: tuple[int, ...] = ()
+        key = (number, local, sketch.micro, sketch.recompute, sketch.schedule, sketch.pp, sketch.chunks)
+        if sketch.pp > 1:
+            if key not in self._cuts:
+                self._cuts[key] = cuts(sketch, space.cluster, space.batch, self.tables(row), self.usable)
+            stages = self._cuts[key]
+            bound = max(bound, _when_cut(sketch, stages, small, large, larger))
+        if self._most(sketch, stages, small, large, larger, key) > self.room:
+            self.too_big += 1
+            return float("inf"), stages
+        return bound, stages
+
+    def _of(self, variant: int, samples: int) -> Blocks:
+        if (variant, samples) not in self._blocks:
+            profiles = self.known.profiles[variant], self.known.loud[variant]
+            self._blocks[variant, samples] = Blocks(*profiles, samples, self.known.fastest)
+        return self._blocks[variant, samples]
+
+    def _most(
+        self, sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, key: tuple[object, ...]
+    ) -> float:  # fmt: skip
+        """Bytes that the fullest rank has at least: what is there all the time, and what is in flight."""
+        first, kept = [0, *stages], "read" if sketch.recompute == "full" else "saved"
+        ranks = _passes(sketch.schedule, sketch.pp, sketch.chunks, sketch.micro)
+        if key not in self._held:
+            each = np.array([np.add.reduceat(getattr(part, kept), first) for part in (small, large)])
+            flying = (sign * each[(micro < larger).astype(np.int64), stage] for stage, micro, sign in ranks)
+            self._held[key] = np.array([np.cumsum(change).max() for change in flying])
+        share = 1 / sketch.sharers
+        whole = small.weights * (share if sketch.zero == 3 else 1.0) + small.states * (share if sketch.zero else 1.0)
+        if sketch.dp * sketch.lines > 1:
+            whole = whole + small.gradients * (share if sketch.zero > 1 else 1.0)
+        of_stage = np.add.reduceat(whole, first)
+        lasting = np.array([of_stage[held].sum() for held in _held(sketch.schedule, sketch.pp, sketch.chunks)])
+        return float((lasting + self._held[key]).max())
+
+
+@lru_cache(maxsize=4096)
+def _passes(schedule: str, pp: int, chunks: int, micro: int) -> tuple[tuple[Ints, Ints, Ints], ...]:
+    """For every rank the stages that it passes, with which micro-batch, and whether forward (1) or back (-1)."""
+    last = Kind.W if schedule in SPLIT_BACKWARD else Kind.B
+    found = []
+    for order in orders_of(plan(pp=pp, schedule=schedule, chunks=chunks, micro=micro, blocks=pp * chunks)):
+        own = order[(order[:, 0] == Kind.F) | (order[:, 0] == last)]
+        found.append((own[:, 2], own[:, 3], np.where(own[:, 0] == Kind.F, 1, -1)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _held(schedule: str, pp: int, chunks: int) -> tuple[Ints, ...]:
+    """For every rank the stages that it holds."""
+    lines = plan(pp=pp, schedule=schedule, chunks=chunks, blocks=pp * chunks).placement
+    return tuple(
+        np.unique([stage for line in lines for stage, (own,) in enumerate(line) if own == rank]) for rank in range(pp)
+    )
+
+
+def _when_cut(sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int) -> float:
+    """As `solve/least.py` has it: rank r cannot start before the stages ahead of its first, and what it does last must
+    go back through them."""
+    first, micro, full = [0, *stages], sketch.micro, sketch.recompute == "full"
+    once = np.add.reduceat(small.once, first)
+    each = [np.add.reduceat(part.once + part.again * full, first) for part in (small, large)]
+    own = (micro - larger) * each[0] + larger * each[1]  # of all micro-batches
+    if sketch.schedule == "gems":
+        return small.forward + micro * small.backward
+    if sketch.schedule in TWO_WAYS:
+        half = sketch.pp // 2
+        ahead = (np.cumsum(once) - once)[:half]
+        return float((ahead + micro / 2 * (each[0] + each[0][::-1])[:half]).max())
+    if sketch.schedule in SPLIT_BACKWARD:
+        return 0.0
+    if sketch.schedule == "naive":
+        return float(micro * once.sum())
+    work = np.bincount(np.arange(len(own)) % sketch.pp, weights=own)
+    ahead = (np.cumsum(once) - once)[: sketch.pp]
+    found = float((ahead + work).max())
+    return max(found, float(once.sum() + (own - each[0]).max())) if sketch.schedule == "gpipe" else found

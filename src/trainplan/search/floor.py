@@ -1,0 +1,333 @@
+"""What no plan of a space can beat, of all of them at once: seconds of a step, and whether any cuts could fit.
+
+With p ranks, m micro-batches of n samples, T seconds of a micro-batch in all blocks (W with what is recomputed), B those
+of all backward passes, and C seconds of all sums of gradients over replicas at the rate of their bytes:
+
+    one stage        m · W                        micro-batches go through one after the other
+    naive            m · T
+    gpipe            T + (m − 1) · max over stages           … of the best cuts that there are
+    1f1b             max over stages of T before + m · own   … of the best cuts that there are
+    all others       m · W / p                               all ranks compute all the time
+    and, of all      (m · W − B + C) / p          nothing of a rank can be summed before its last backward pass begins
+    zero=1           … and the gathering of all weights, as far as it takes longer than the first forward pass
+    zero=2, 3        a rank's gathers and scatters follow each other: (G + m · S) / p, and m · (G + S) / p
+
+The best cuts are found exactly: with a limit V the first stage takes as many blocks as it can, and so do those after
+it, since whoever takes more leaves less; the least V with which all blocks are taken is the bound. What ranks that
+share blocks exchange inside a pass is part of its blocks' seconds. The host that issues the work is never faster than
+it is: m · (seconds to issue) / p.
+
+Bytes: a rank has its weights, what its optimizer keeps, gradients where buckets keep them, and what the micro-batches
+in flight have saved inside blocks. By the same argument the first stage takes as many blocks as its memory holds; where
+some are left over in the end, no cuts fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from trainplan.cluster.cluster import Cluster
+from trainplan.plan.plan import WORDS
+from trainplan.predict import collectives
+from trainplan.predict.cost import TALKS
+from trainplan.predict.planned import planned
+from trainplan.predict.predict import MEMORY_MARGIN
+from trainplan.predict.speeds import speeds
+from trainplan.profile.by_block import by_block
+from trainplan.profile.profile import Block, Exchange, Profile
+from trainplan.program.program import Bools, Ints
+from trainplan.search.columns import Space
+
+Floats = NDArray[np.float64]
+_SCHEDULE = {word: place for place, word in enumerate(WORDS["schedule"])}
+_FULL = WORDS["recompute"].index("full")
+_IN_TURN = [_SCHEDULE[word] for word in ("1f1b", "1f1b-early")]
+_TWO_WAYS = [_SCHEDULE[word] for word in ("gems", "chimera", "chimera-doubled")]
+_CLOSE = 1e-4  # how closely the best cuts are found
+_LARGE = 2**30  # bytes, from which on what a collective takes beside its bytes does not grow
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Of every row of a space."""
+
+    seconds: Floats  # that a step takes at least
+    fits: Bools  # whether there are cuts with which no rank has too much for certain
+
+    variant: Ints  # which of `profiles` it is of
+    profiles: tuple[Profile, ...]  # of a rank, as the plans of a variant have it
+    loud: tuple[Profile, ...]  # the same with what ranks exchange inside passes as part of their seconds
+    fastest: float  # device of the cluster, in units of the one that profiles are of
+
+
+def floors(space: Space) -> Floors:
+    """What none of the plans of a space can beat."""
+    profiles, variant = _variants(space)
+    loud = [aloud(profile, space.cluster) for profile in profiles]
+    fastest = max(speeds(space.profile, space.cluster))
+    micro = space.column("micro")
+    local = -(-space.batch // space.column("dp"))  # samples of the first replica
+    samples, larger = local // micro, local % micro  # of the smaller micro-batches; and how many have one more
+    # What several rows share is worked out once: blocks by variant and samples.
+    numbers, which = _unique(np.tile(variant, 2), np.concatenate([samples, samples + (larger > 0)]))
+    parts = [Blocks(profiles[v], loud[v], n, fastest) for v, n in numbers.tolist()]
+    small, large = np.split(which, 2)
+    fits = _fits(space, parts, small, large, larger)
+    seconds = np.full(len(space), np.inf)
+    own = np.flatnonzero(fits)
+    rows = _Rows(space, own, variant[own], small[own], large[own], larger[own])
+    seconds[own] = _seconds(rows, parts, _exchanged(space, profiles, rows))
+    return Floors(seconds, fits, variant, tuple(profiles), tuple(loud), fastest)
+
+
+class _Rows:
+    """Some rows of a space: a field each, and what their micro-batches are."""
+
+    def __init__(self, space: Space, own: Ints, variant: Ints, small: Ints, large: Ints, larger: Ints) -> None:
+        fields = ("dp", "tp", "pp", "micro", "zero", "schedule", "chunks")
+        self.dp, self.tp, self.pp, self.micro, self.zero, self.schedule, self.chunks = (
+            space.column(field)[own] for field in fields
+        )
+        self.full = space.column("recompute")[own] == _FULL
+        self.variant, self.small, self.large, self.larger = variant, small, large, larger
+
+
+def _seconds(rows: _Rows, parts: list[Blocks], exchanged: tuple[Floats, Floats]) -> Floats:
+    micro, pp, zero, schedule = rows.micro, rows.pp, rows.zero, rows.schedule
+    once, again = (np.array([getattr(part, name) for part in parts]) for name in ("once", "again"))
+    forward, backward, issue = (np.array([getattr(p, name) for p in parts]) for name in ("forward", "backward", "issue"))
+
+    def all_of_them(each: Floats) -> Floats:
+        """Of all micro-batches, which have two sizes."""
+        return np.asarray((micro - rows.larger) * each[rows.small] + rows.larger * each[rows.large])
+
+    through = once.sum(axis=1)
+    whole = all_of_them(through)
+    work = whole + np.where(rows.full, all_of_them(again.sum(axis=1)), 0.0)
+    found = np.maximum(work, all_of_them(issue)) / pp
+    # The best cuts: of orders in turn with what goes before a stage, of gpipe with one micro-batch less.
+    several, gpipe = pp > 1, schedule == _SCHEDULE["gpipe"]
+    in_turn, two_ways = np.isin(schedule, _IN_TURN), np.isin(schedule, _TWO_WAYS)
+    cut = np.flatnonzero(several & ~two_ways)
+    columns = (
+        rows.small, rows.large, rows.full.astype(np.int64), pp * rows.chunks, in_turn.astype(np.int64),
+        micro - rows.larger - gpipe, rows.larger,
+    )  # fmt: skip
+    keys, row = _unique(*(column[cut] for column in columns))
+    best = np.zeros(len(pp))
+    best[cut] = _best_cuts(np.cumsum(once, axis=1), np.cumsum(again, axis=1), keys)[row]
+    found = np.maximum(found, best + np.where(gpipe & several, through[rows.small], 0.0))
+    found = np.where(schedule == _SCHEDULE["naive"], np.maximum(found, whole), found)
+    # Communication: what a rank computes before its last backward pass begins, and then its sums.
+    sums, gathers = exchanged
+    before = work - backward[rows.large]
+    late = np.where(zero > 0, np.maximum(0.0, gathers - forward[rows.large]), 0.0)
+    busy = np.where(zero == 3, micro * (gathers + sums), np.where(zero == 2, gathers + micro * sums, 0.0))
+    return np.maximum(found, np.maximum(before + late + sums, busy) / pp)
+
+
+def _unique(*columns: Ints) -> tuple[Ints, Ints]:
+    """The combinations that occur, and which of them each row has."""
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        number = number * (int(column.max(initial=0)) + 1) + column
+    _, first, which = np.unique(number, return_index=True, return_inverse=True)
+    return np.column_stack([column[first] for column in columns]), which
+
+
+def _variants(space: Space) -> tuple[list[Profile], Ints]:
+    """The profiles of ranks that the plans of a space have, and which of them each has."""
+    selective = space.column("recompute") == WORDS["recompute"].index("selective")
+    tp, sequence = space.column("tp"), space.column("sequence")
+    keys, which = _unique(tp, sequence, selective.astype(np.int64))
+    first = np.full(len(keys), len(space), dtype=np.int64)
+    np.minimum.at(first, which, np.arange(len(space)))
+    return [planned(space.sketch(row), space.profile, space.cluster) for row in first.tolist()], which
+
+
+def aloud(profile: Profile, cluster: Cluster) -> Profile:
+    """A profile of ranks that share blocks, with what they exchange inside a pass as part of its seconds: at the best
+    place for them. The same one, where they do not share."""
+    group = tuple(range(profile.tp))
+    inside = {len(node.devices) for node in cluster.nodes}
+    if profile.tp == 1 or any(devices % profile.tp for devices in inside) or not cluster.uniform:
+        return profile  # (elsewhere nothing is certain, and nothing is said)
+    known: dict[tuple[Exchange, ...], Floats] = {}
+
+    def seconds(talk: tuple[Exchange, ...]) -> Floats:
+        if talk not in known:
+            known[talk] = np.array([
+                sum(
+                    part.times * TALKS[part.what](cluster, group, round(part.bytes_per_sample * n)).seconds
+                    for part in talk if not part.hidden
+                ) for n in profile.samples
+            ])  # fmt: skip
+        return known[talk]
+
+    def block(old: Block) -> Block:
+        return replace(
+            old,
+            forward_s=tuple(np.array(old.forward_s) + seconds(old.forward_talk)),
+            backward_s=tuple(np.array(old.backward_s) + seconds(old.backward_talk)),
+        )
+
+    return replace(profile, blocks=tuple(map(block, profile.blocks)))
+
+
+class Blocks:
+    """What each block takes for a micro-batch, under a variant."""
+
+    def __init__(self, profile: Profile, loud: Profile, samples: int, fastest: float) -> None:
+        forward, backward = (by_block(loud, name, samples) / fastest for name in ("forward_s", "backward_s"))
+        self.once, self.again = forward + backward, forward
+        self.forward, self.backward = float(forward.sum()), float(backward.sum())
+        issued = by_block(profile, "forward_issue_s", samples) + by_block(profile, "backward_issue_s", samples)
+        self.issue = float(issued.sum()) / fastest
+        count = len(profile.blocks)
+        # What stays of a micro-batch: all that blocks save inside, or with recomputation what they read; and what
+        # passes between them, where backward needs it.
+        self.saved, self.read = by_block(profile, "saved_bytes", samples), np.zeros(count)
+        for crossing in profile.crossings:
+            size = crossing.bytes(samples)
+            self.read[crossing.consumers[0]] += size
+            if crossing.saved_by:
+                self.saved[crossing.consumers[0]] += size
+        self.weights = np.array([float(block.buffer_bytes) for block in profile.blocks])
+        self.gradients, self.states = np.zeros(count), np.zeros(count)
+        for p in profile.parameters:
+            block = min(p.blocks)
+            self.weights[block] += p.bytes
+            self.gradients[block] += p.bytes * p.trainable
+            self.states[block] += p.count * profile.state_bytes_per_parameter * p.trainable
+
+
+@njit(cache=True)
+def _best_cuts(once: Floats, again: Floats, keys: Ints) -> Floats:
+    """The least that the busiest stage takes, of all ways to cut; if asked, with what goes before it."""
+    found = np.empty(len(keys))
+    blocks = once.shape[1]
+    work = np.empty(blocks)  # of all micro-batches, up to and with a block
+    for k in range(len(keys)):
+        small, large, full, stages, ahead, count, larger = keys[k]
+        for b in range(blocks):
+            work[b] = count * once[small, b] + larger * once[large, b]
+            if full:
+                work[b] += count * again[small, b] + larger * again[large, b]
+        total = work[blocks - 1]
+        low, high = total / stages, total + once[large, blocks - 1]
+        while high - low > _CLOSE * high:
+            limit = 0.5 * (low + high)
+            block, before, taken = 0, 0.0, 0.0  # seconds of what is taken already: of one micro-batch, and of all
+            for _ in range(stages):
+                until = taken + limit - ahead * before
+                while block < blocks and work[block] <= until:
+                    block += 1
+                if block == blocks:
+                    break
+                if block:
+                    taken, before = work[block - 1], once[small, block - 1]
+            if block == blocks:
+                high = limit
+            else:
+                low = limit
+        found[k] = low
+    return found
+
+
+def _exchanged(space: Space, profiles: list[Profile], rows: _Rows) -> tuple[Floats, Floats]:
+    """Seconds of all sums of gradients over replicas, and of gathering all weights once, at the rate of their bytes;
+    nothing where it is not certain how groups lie."""
+    cluster, inside = space.cluster, len(space.cluster.nodes[0].devices)
+    keys, which = _unique(rows.dp, rows.tp)
+    sums, halves = np.zeros(len(keys)), np.zeros(len(keys))  # seconds a byte
+    for k, (replicas, sharing) in enumerate(keys.tolist()):
+        span = replicas * sharing
+        even = cluster.uniform and inside % sharing == 0 and (span % inside == 0 or inside % span == 0)
+        if replicas == 1 or not even:
+            continue
+        members = tuple(range(0, span, sharing))
+        for found, rule in ((sums, collectives.all_reduce), (halves, collectives.reduce_scatter)):
+            longer, shorter = (rule(cluster, members, size).seconds for size in (2 * _LARGE, _LARGE))
+            found[k] = (longer - shorter) / _LARGE
+    # Weights that several stages hold are summed otherwise, and are not shared out.
+    trained = [[p for p in profile.parameters if p.trainable] for profile in profiles]
+    alone = np.array([sum(p.bytes for p in own if len(p.blocks) == 1) for own in trained])
+    size = np.where(rows.pp == 1, np.array([sum(p.bytes for p in own) for own in trained])[rows.variant], alone[rows.variant])
+    shares = rows.zero > 0
+    return size * np.where(shares, halves[which], sums[which]), size * np.where(shares, halves[which], 0.0)
+
+
+def _fits(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger: Ints) -> Bools:
+    names = ("saved", "read", "weights", "gradients", "states")
+    tables = (np.array([getattr(part, name) for part in parts]) for name in names)
+    dp, pp, micro, zero, schedule, chunks = (
+        space.column(field) for field in ("dp", "pp", "micro", "zero", "schedule", "chunks")
+    )
+    words = np.array([_SCHEDULE[word] for word in ("gpipe", "looped", "1f1b", "1f1b-early")])
+    return _have_room(
+        *tables, small, large, larger, space.column("recompute") == _FULL, dp, pp, micro, zero, chunks, schedule,
+        np.isin(schedule, _TWO_WAYS), words, room(space.cluster),
+    )  # fmt: skip
+
+
+def room(cluster: Cluster) -> float:
+    """Bytes that a program may use on the device with most of them."""
+    nodes = {id(node): node for node in cluster.nodes}  # of many machines most are one value
+    devices = [device for node in nodes.values() for device in node.devices]
+    return float(max(device.memory_bytes * (1 - MEMORY_MARGIN) - device.context_bytes for device in devices))
+
+
+@njit(cache=True)
+def _have_room(
+    saved: Floats, read: Floats, weights: Floats, gradients: Floats, states: Floats, small: Ints, large: Ints,
+    larger: Ints, full: Bools, dp: Ints, pp: Ints, micro: Ints, zero: Ints, chunks: Ints, schedule: Ints,
+    two_ways: Bools, words: Ints, limit: float,
+) -> Bools:  # fmt: skip
+    """Whether some cuts may fit. The larger micro-batches come first, so they are among those in flight."""
+    found = np.empty(len(small), np.bool_)
+    blocks = saved.shape[1]
+    gpipe, looped, in_turn, early = words
+    for row in range(len(small)):
+        w, m, stages = small[row], micro[row], pp[row]
+        each, more = (read[w], read[large[row]]) if full[row] else (saved[w], saved[large[row]])
+        share = 1.0 / dp[row]
+        weight = share if zero[row] == 3 else 1.0
+        gradient = share if zero[row] >= 2 else 1.0
+        state = share if zero[row] >= 1 else 1.0
+        kept = dp[row] > 1  # gradients are there before any pass
+        if chunks[row] > 1 or two_ways[row]:  # all ranks together
+            held = m if schedule[row] == looped else 1
+            copies = 2.0 if two_ways[row] and stages % 2 == 0 else 1.0
+            first = min(held, larger[row])
+            total = 0.0
+            for b in range(blocks):
+                own = weight * weights[w, b] + state * states[w, b] + (gradient * gradients[w, b] if kept else 0.0)
+                total += copies * own + (held - first) * each[b] + first * more[b]
+            found[row] = total <= limit * stages
+            continue
+        block = 0
+        for stage in range(stages):
+            held = 1
+            if schedule[row] == gpipe:
+                held = m
+            elif schedule[row] == in_turn:
+                held = min(m, stages - stage)
+            elif schedule[row] == early:
+                held = min(m, 2 * (stages - stage) - 1)
+            first = min(held, larger[row])
+            lasting, grown, flying, last = 0.0, 0.0, 0.0, 0.0
+            while block < blocks:
+                lasting += weight * weights[w, block] + state * states[w, block]
+                grown += gradient * gradients[w, block]
+                flying += (held - first) * each[block] + first * more[block]
+                last += more[block]
+                need = lasting + flying + grown if kept else max(lasting + flying, lasting + grown + flying - last)
+                if need > limit:
+                    break
+                block += 1
+        found[row] = block == blocks
+    return found
