@@ -119,7 +119,9 @@ class _Closer:
             if key not in self._cuts:
                 self._cuts[key] = cuts(sketch, space.cluster, space.batch, self.tables(row), self.usable)
             stages = self._cuts[key]
-            bound = max(bound, _when_cut(sketch, stages, small, large, larger))
+            hop, rate = float(self.known.hop[row]), float(self.known.summed[row])
+            bound = max(bound, _when_cut(sketch, stages, small, large, larger, hop))
+            bound = max(bound, _at_last(sketch, stages, small, hop, rate))
         if self._most(sketch, stages, small, large, larger, key) > self.room:
             self.too_big += 1
             return float("inf"), stages
@@ -170,9 +172,20 @@ def _held(schedule: str, pp: int, chunks: int) -> tuple[Ints, ...]:
     )
 
 
-def _when_cut(sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int) -> float:
+def _at_last(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, hop: float, rate: float) -> float:
+    """Gradients of the first stage can be summed only when a micro-batch has come back to it, through all others."""
+    if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD:
+        return 0.0
+    mine = slice(0, stages[0])
+    through = float(blocks.once.sum() - (blocks.once - blocks.again)[mine].sum())
+    return through + len(stages) * hop + rate * float(blocks.alone[mine].sum())
+
+
+def _when_cut(
+    sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, hop: float
+) -> float:  # fmt: skip
     """As `solve/least.py` has it: rank r cannot start before the stages ahead of its first, and what it does last must
-    go back through them."""
+    go back through them; with the messages between."""
     first, micro, full = [0, *stages], sketch.micro, sketch.recompute == "full"
     once = np.add.reduceat(small.once, first)
     each = [np.add.reduceat(part.once + part.again * full, first) for part in (small, large)]
@@ -181,13 +194,13 @@ def _when_cut(sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Block
         return small.forward + micro * small.backward
     if sketch.schedule in TWO_WAYS:
         half = sketch.pp // 2
-        ahead = (np.cumsum(once) - once)[:half]
+        ahead = (np.cumsum(once) - once)[:half] + hop * np.arange(half)
         return float((ahead + micro / 2 * (each[0] + each[0][::-1])[:half]).max())
     if sketch.schedule in SPLIT_BACKWARD:
         return 0.0
     if sketch.schedule == "naive":
         return float(micro * once.sum())
     work = np.bincount(np.arange(len(own)) % sketch.pp, weights=own)
-    ahead = (np.cumsum(once) - once)[: sketch.pp]
+    ahead = (np.cumsum(once) - once)[: sketch.pp] + hop * np.arange(sketch.pp)
     found = float((ahead + work).max())
     return max(found, float(once.sum() + (own - each[0]).max())) if sketch.schedule == "gpipe" else found

@@ -1,14 +1,15 @@
 """What no plan of a space can beat, of all of them at once: seconds of a step, and whether any cuts could fit.
 
-With p ranks, m micro-batches of n samples, T seconds of a micro-batch in all blocks (W with what is recomputed), B those
-of all backward passes, and C seconds of all sums of gradients over replicas at the rate of their bytes:
+With p ranks, m micro-batches, T seconds of a micro-batch in all blocks (W with what is recomputed), B those of all its
+backward passes, H seconds of a message there and back, and C those of all sums of gradients at the rate of their bytes:
 
     one stage        m · W                        micro-batches go through one after the other
     naive            m · T
     gpipe            T + (m − 1) · max over stages           … of the best cuts that there are
     1f1b             max over stages of T before + m · own   … of the best cuts that there are
     all others       m · W / p                               all ranks compute all the time
-    and, of all      (m · W − B + C) / p          nothing of a rank can be summed before its last backward pass begins
+    and, of all      T + (stages − 1) · H         a micro-batch goes through all of them and back
+                     (m · W − B + C) / p          nothing of a rank can be summed before its last backward pass begins
     zero=1           … and the gathering of all weights, as far as it takes longer than the first forward pass
     zero=2, 3        a rank's gathers and scatters follow each other: (G + m · S) / p, and m · (G + S) / p
 
@@ -62,6 +63,8 @@ class Floors:
     profiles: tuple[Profile, ...]  # of a rank, as the plans of a variant have it
     loud: tuple[Profile, ...]  # the same with what ranks exchange inside passes as part of their seconds
     fastest: float  # device of the cluster, in units of the one that profiles are of
+    hop: Floats  # seconds of a message between stages, there and back, at least
+    summed: Floats  # seconds of summing a byte of gradients over replicas, at least
 
 
 def floors(space: Space) -> Floors:
@@ -80,8 +83,10 @@ def floors(space: Space) -> Floors:
     seconds = np.full(len(space), np.inf)
     own = np.flatnonzero(fits)
     rows = _Rows(space, own, variant[own], small[own], large[own], larger[own])
-    seconds[own] = _seconds(rows, parts, _exchanged(space, profiles, rows))
-    return Floors(seconds, fits, variant, tuple(profiles), tuple(loud), fastest)
+    hop, summed = np.zeros(len(space)), np.zeros(len(space))
+    hop[own], summed[own] = _hops(space, rows, parts), _rates(space, rows)
+    seconds[own] = _seconds(rows, parts, _trained(profiles, rows) * summed[own], hop[own])
+    return Floors(seconds, fits, variant, tuple(profiles), tuple(loud), fastest, hop, summed)
 
 
 class _Rows:
@@ -96,10 +101,11 @@ class _Rows:
         self.variant, self.small, self.large, self.larger = variant, small, large, larger
 
 
-def _seconds(rows: _Rows, parts: list[Blocks], exchanged: tuple[Floats, Floats]) -> Floats:
+def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats) -> Floats:
     micro, pp, zero, schedule = rows.micro, rows.pp, rows.zero, rows.schedule
     once, again = (np.array([getattr(part, name) for part in parts]) for name in ("once", "again"))
-    forward, backward, issue = (np.array([getattr(p, name) for p in parts]) for name in ("forward", "backward", "issue"))
+    sides = ("forward", "backward", "issue")
+    forward, backward, issue = (np.array([getattr(part, name) for part in parts]) for name in sides)
 
     def all_of_them(each: Floats) -> Floats:
         """Of all micro-batches, which have two sizes."""
@@ -122,8 +128,9 @@ def _seconds(rows: _Rows, parts: list[Blocks], exchanged: tuple[Floats, Floats])
     best[cut] = _best_cuts(np.cumsum(once, axis=1), np.cumsum(again, axis=1), keys)[row]
     found = np.maximum(found, best + np.where(gpipe & several, through[rows.small], 0.0))
     found = np.where(schedule == _SCHEDULE["naive"], np.maximum(found, whole), found)
+    found = np.maximum(found, through[rows.large] + (pp * rows.chunks - 1 - (schedule == _SCHEDULE["zb-v"])) * hop)
     # Communication: what a rank computes before its last backward pass begins, and then its sums.
-    sums, gathers = exchanged
+    gathers = np.where(zero > 0, sums, 0.0)
     before = work - backward[rows.large]
     late = np.where(zero > 0, np.maximum(0.0, gathers - forward[rows.large]), 0.0)
     busy = np.where(zero == 3, micro * (gathers + sums), np.where(zero == 2, gathers + micro * sums, 0.0))
@@ -196,12 +203,20 @@ class Blocks:
             self.read[crossing.consumers[0]] += size
             if crossing.saved_by:
                 self.saved[crossing.consumers[0]] += size
+        # The fewest bytes that cross between two blocks, there and back.
+        passing = np.zeros((2, count))
+        for crossing in profile.crossings:
+            passing[0, crossing.producer : crossing.consumers[-1]] += crossing.bytes(samples)
+            passing[1, crossing.producer : crossing.consumers[-1]] += crossing.bytes(samples) * crossing.needs_grad
+        both = passing[:, : count - 1]
+        self.hop = float(both.sum(axis=0).min()) if count > 1 and (both > 0).all() else 0.0
         self.weights = np.array([float(block.buffer_bytes) for block in profile.blocks])
-        self.gradients, self.states = np.zeros(count), np.zeros(count)
+        self.gradients, self.states, self.alone = np.zeros(count), np.zeros(count), np.zeros(count)
         for p in profile.parameters:
             block = min(p.blocks)
             self.weights[block] += p.bytes
             self.gradients[block] += p.bytes * p.trainable
+            self.alone[block] += p.bytes * p.trainable * (len(p.blocks) == 1)  # of no other block
             self.states[block] += p.count * profile.state_bytes_per_parameter * p.trainable
 
 
@@ -238,27 +253,44 @@ def _best_cuts(once: Floats, again: Floats, keys: Ints) -> Floats:
     return found
 
 
-def _exchanged(space: Space, profiles: list[Profile], rows: _Rows) -> tuple[Floats, Floats]:
-    """Seconds of all sums of gradients over replicas, and of gathering all weights once, at the rate of their bytes;
-    nothing where it is not certain how groups lie."""
+def _rates(space: Space, rows: _Rows) -> Floats:
+    """Seconds a byte of summing gradients over replicas, or of gathering or scattering what they share out; nothing
+    where it is not certain how groups lie."""
     cluster, inside = space.cluster, len(space.cluster.nodes[0].devices)
-    keys, which = _unique(rows.dp, rows.tp)
-    sums, halves = np.zeros(len(keys)), np.zeros(len(keys))  # seconds a byte
-    for k, (replicas, sharing) in enumerate(keys.tolist()):
+    keys, which = _unique(rows.dp, rows.tp, (rows.zero > 0).astype(np.int64))
+    found = np.zeros(len(keys))
+    for k, (replicas, sharing, shares) in enumerate(keys.tolist()):
         span = replicas * sharing
         even = cluster.uniform and inside % sharing == 0 and (span % inside == 0 or inside % span == 0)
-        if replicas == 1 or not even:
-            continue
-        members = tuple(range(0, span, sharing))
-        for found, rule in ((sums, collectives.all_reduce), (halves, collectives.reduce_scatter)):
+        if replicas > 1 and even:
+            rule = collectives.reduce_scatter if shares else collectives.all_reduce
+            members = tuple(range(0, span, sharing))
             longer, shorter = (rule(cluster, members, size).seconds for size in (2 * _LARGE, _LARGE))
             found[k] = (longer - shorter) / _LARGE
-    # Weights that several stages hold are summed otherwise, and are not shared out.
+    return np.asarray(found[which])
+
+
+def _trained(profiles: list[Profile], rows: _Rows) -> Floats:
+    """Bytes of all gradients. Weights that several stages hold are summed otherwise, and are not shared out."""
     trained = [[p for p in profile.parameters if p.trainable] for profile in profiles]
+    whole = np.array([sum(p.bytes for p in own) for own in trained])
     alone = np.array([sum(p.bytes for p in own if len(p.blocks) == 1) for own in trained])
-    size = np.where(rows.pp == 1, np.array([sum(p.bytes for p in own) for own in trained])[rows.variant], alone[rows.variant])
-    shares = rows.zero > 0
-    return size * np.where(shares, halves[which], sums[which]), size * np.where(shares, halves[which], 0.0)
+    return np.where(rows.pp == 1, whole[rows.variant], alone[rows.variant]).astype(np.float64)
+
+
+def _hops(space: Space, rows: _Rows, parts: list[Blocks]) -> Floats:
+    """Seconds of a message between stages, there and back: stages of one pipeline are so many ranks apart."""
+    cluster, inside = space.cluster, len(space.cluster.nodes[0].devices)
+    if not cluster.uniform or rows.pp.max() == 1:
+        return np.zeros(len(rows.pp))
+    away = (rows.dp * rows.tp) % inside == 0  # then every message leaves its node
+    links = [cluster.nodes[0].inside, cluster.link(0, inside) if len(cluster.nodes) > 1 else cluster.nodes[0].inside]
+    latency, rate = (np.array([getattr(link, name) for link in links]) for name in ("latency_s", "rate"))
+    if any(node.pairs for node in cluster.nodes):
+        latency[0], rate[0] = 0.0, np.inf  # some are faster than others
+    size = np.array([part.hop for part in parts])[rows.small]
+    seconds = 2 * latency[away.astype(np.int64)] + size / rate[away.astype(np.int64)]
+    return np.where((rows.pp > 1) & (size > 0), seconds, 0.0)
 
 
 def _fits(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger: Ints) -> Bools:

@@ -192,5 +192,5 @@ def _sums(values: Floats) -> Floats:
 def _largest(values: Floats) -> Floats:
     """[i, j]: the largest of the values i ≤ b < j."""
     table = np.zeros((len(values) + 1, len(values) + 1))
-    table[:, 1:] = np.triu(np.broadcast_to(values, (len(values) + 1, len(values))))  # value j - 1 where it is not before i
+    table[:, 1:] = np.triu(np.broadcast_to(values, (len(values) + 1, len(values))))  # j - 1 where it is not before i
     return np.asarray(np.maximum.accumulate(table, axis=1))
