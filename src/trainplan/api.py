@@ -154,12 +154,14 @@ def recommend(
     compile: bool = False,
     run: bool = False,
     steps: int = 12,
+    predicted: str = "",
     *,
     inputs: Any = None,
     loss: Any = None,
     optimizer: Any = None,
 ) -> Recommended:
-    """The fastest plans that fit, with reasons. `run`: train with the best one, and on one device, to see."""
+    """The fastest plans that fit, with reasons. `run`: train with the best one, and on one device, to see.
+    `predicted`: a precision; then also plans that are predicted in it, and not yet run."""
     from trainplan.report.answers import Recommended
     from trainplan.report.lines import command
     from trainplan.report.progress import progress
@@ -169,7 +171,7 @@ def recommend(
     s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer), runs=run)
     limit = parse_bytes(memory) if memory is not None else None
     with progress() as report:
-        found = search(s.profile, s.cluster, s.batch, limit, top, progress=report)
+        found = search(s.profile, s.cluster, s.batch, limit, top, report, predicted)
     runs: list[Ran] = []
     if run:
         from trainplan.starting import run_here
@@ -185,7 +187,8 @@ def recommend(
         where = cluster if isinstance(cluster, str) else s.cluster.name
         words = {"plan": text(found.best.plan), "cluster": where, "batch": s.batch, "profile": profile}
         changes = [f"{key}={value}" for key, value in set.items()] if isinstance(set, Mapping) else list(set)
-        following = [command("run", asked, **words), command("explain", asked, **words, set=changes)]
+        verb = "predict" if predicted else "run"
+        following = [command(verb, asked, **words), command("explain", asked, **words, set=changes)]
         following.append(command("timeline", asked, **words, set=changes, trace="plan.json.gz"))
     return Recommended(found, tuple(following), tuple(runs))
 

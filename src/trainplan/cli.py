@@ -134,10 +134,13 @@ def recommend(
     compile: Compile = False,
     run: Annotated[bool, typer.Option("--run", help="Train with the best plan and on one device, to see.")] = False,
     steps: Annotated[int, typer.Option(help="Of each of these runs.")] = 12,
+    predicted: Annotated[
+        str, typer.Option(help="A precision: also plans that are predicted in it, and not yet run (tp, sequence …).")
+    ] = "",
     json: Json = False,
 ) -> None:
     """The fastest plans that fit, with reasons."""
-    _answer(json, api.recommend, model, cluster, batch, memory, top, profile, set, compile, run, steps)
+    _answer(json, api.recommend, model, cluster, batch, memory, top, profile, set, compile, run, steps, predicted)
 
 
 @app.command()

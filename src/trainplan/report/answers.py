@@ -15,11 +15,11 @@ from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.timeline import Timeline
 from trainplan.report.joined import Joined
-from trainplan.report.lines import cluster_lines, error_line, mfu_line, mfu_words, model_line
+from trainplan.report.lines import cluster_lines, error_line, mfu_line, mfu_words, model_line, space_lines
 from trainplan.report.ran import Ran, summary
 from trainplan.report.table import gib_number, milliseconds, number, table
 from trainplan.report.timeline import draw
-from trainplan.search.recommend import Recommendation
+from trainplan.search.answer import Recommendation
 from trainplan.units import MIB, count, gib, percent, seconds, significant
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class Recommended:
         if r.floor_s is not None:
             least = f"none of them takes less than {seconds(r.floor_s)}"
             lines.append(f"         stopped early: {r.left:,} were left, though unlikely to be among the best; {least}")
+        if r.sizes is not None:
+            lines += space_lines(r)
         lines += ["", self._plans() if r.ranked else "nothing fits"]
         if r.ranked:
             lines += ["", "why", *(f" {place:2}  {row.why}" for place, row in enumerate(r.ranked, 1))]

@@ -9,7 +9,8 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.describe import describe
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
-from trainplan.units import count, percent, significant
+from trainplan.search.answer import Recommendation
+from trainplan.units import count, percent, seconds, significant
 
 
 def model_line(profile: Profile, batch: int) -> str:
@@ -45,6 +46,17 @@ def _work(flops: float) -> str:
 def cluster_lines(cluster: Cluster) -> str:
     """The cluster as it was believed, links and all."""
     return "cluster  " + describe(cluster).replace("\n", "\n         ")
+
+
+def space_lines(found: Recommendation) -> list[str]:
+    """What was searched where all was that can be predicted: how large it is field by field, and what is certain."""
+    sizes = " × ".join(f"{field} {size}" for field, size in (found.sizes or {}).items())
+    lines = [f"space    {sizes}, as far as they go together; {found.too_big:,} plans cannot fit"]
+    if found.bound_s is not None and found.gap is not None:
+        none = "so none is faster than #1" if not found.gap else f"so one may be {percent(found.gap)} faster than #1"
+        lines.append(f"bound    no plan that fits takes less than {seconds(found.bound_s)}, {none}")
+    lines.append("         tp, sequence, precision and recompute=selective are predicted, not yet run here")
+    return lines
 
 
 def mfu_words(share: float | None) -> str:

@@ -295,13 +295,13 @@ def _hops(space: Space, rows: _Rows, parts: list[Blocks]) -> Floats:
 
 def _fits(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger: Ints) -> Bools:
     names = ("saved", "read", "weights", "gradients", "states")
-    tables = (np.array([getattr(part, name) for part in parts]) for name in names)
+    saved, read, weights, gradients, states = (np.array([getattr(part, name) for part in parts]) for name in names)
     dp, pp, micro, zero, schedule, chunks = (
         space.column(field) for field in ("dp", "pp", "micro", "zero", "schedule", "chunks")
     )
     words = np.array([_SCHEDULE[word] for word in ("gpipe", "looped", "1f1b", "1f1b-early")])
     return _have_room(
-        *tables, small, large, larger, space.column("recompute") == _FULL, dp, pp, micro, zero, chunks, schedule,
+        saved, read, weights, gradients, states, small, large, larger, space.column("recompute") == _FULL, dp, pp, micro, zero, chunks, schedule,
         np.isin(schedule, _TWO_WAYS), words, room(space.cluster),
     )  # fmt: skip
 

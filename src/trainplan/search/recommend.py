@@ -14,109 +14,30 @@ nothing fits, what passes save is offloaded; and how batches come to the devices
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan.plan import Plan
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
+from trainplan.search.answer import REJECTED, TOP, Progress, Ranked, Recommendation, Rejected, overfull
 from trainplan.search.bound import Bounds
 from trainplan.search.changes import smallest_change
 from trainplan.search.distinct import HARDLY, groups, shown
 from trainplan.search.reasons import compared, one_device, reason
 from trainplan.search.space import Shape, for_memory, sent_away, shape_of, shared_out, sketches
+from trainplan.search.wide import recommend_predicted
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.preload import brought
 from trainplan.solve.resolve import NOTHING, draft, refine
-from trainplan.units import gib
 
-Progress = Callable[[str, float], None]
-TOP = 8  # plans that are shown
-REJECTED = 5  # of those that do not fit
 SHARED = 3  # plans for which it is tried to share out their optimizer's states though they fit
 MOST_SHARED = 24  # predictions of plans that do not fit otherwise
 MOST_OFFLOADED = 16  # of those that do not fit shared out either
 MOST_SIMULATED = 320  # plans, before it stops
 FAR = 0.05  # behind the winner: from there on a gain must be as large as what is beyond it
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A plan that fits."""
-
-    prediction: Prediction
-    why: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {**self.prediction.to_json(), "why": self.why}
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A plan that does not fit, the best of its shape in that respect."""
-
-    prediction: Prediction
-    why: str
-    change: str  # the smallest that makes it fit
-
-    @property
-    def over_bytes(self) -> int:
-        return self.prediction.peak_bytes - self.prediction.limit_bytes
-
-    def to_json(self) -> dict[str, Any]:
-        return {**self.prediction.to_json(), "over_bytes": self.over_bytes, "why": self.why, "change": self.change}
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """Plans, best first, and what was said about them."""
-
-    ranked: tuple[Ranked, ...]
-    rejected: tuple[Rejected, ...]
-    single: Prediction  # one device, the baseline
-    note: str
-    considered: int
-    simulated: int
-    left: int  # plans that might have been among the best when the search stopped
-    floor_s: float | None  # what none of those can beat; None: there are none
-    seconds: float
-    batch: int
-    profile: Profile = field(repr=False)
-    cluster: Cluster = field(repr=False)
-
-    @property
-    def pruned(self) -> int:
-        """Plans that cannot be among the best, by their bounds."""
-        return self.considered - self.simulated - self.left
-
-    @property
-    def best(self) -> Prediction:
-        """The winner."""
-        if not self.ranked:
-            nearest = self.rejected[0]
-            raise PlanError(f"{self.profile.workload} on {self.cluster.name}", nearest.why, nearest.change)
-        return self.ranked[0].prediction
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "workload": self.profile.workload,
-            "cluster": self.cluster.name,
-            "batch": self.batch,
-            "plans": [row.to_json() for row in self.ranked],
-            "rejected": [row.to_json() for row in self.rejected],
-            "single": self.single.to_json(),
-            "note": self.note,
-            "considered": self.considered,
-            "simulated": self.simulated,
-            "pruned": self.pruned,
-            "left": self.left,
-            "floor_s": self.floor_s,
-            "seconds": self.seconds,
-        }
 
 
 def recommend(
@@ -126,8 +47,10 @@ def recommend(
     memory: int | None = None,
     top: int = TOP,
     progress: Progress | None = None,
+    predicted: str = "",
 ) -> Recommendation:
-    """The `top` fastest shapes of plan that fit on the cluster. `memory`: bytes of a device that may be used."""
+    """The `top` fastest shapes of plan that fit on the cluster. `memory`: bytes of a device that may be used.
+    `predicted`: among all plans that can be predicted, also those that are not yet run, in this precision."""
     started = time.perf_counter()
     batch = batch or profile.batch
     if batch < 1:
@@ -135,6 +58,8 @@ def recommend(
     if top < 1:
         raise PlanError(f"top {top}", "at least one plan must be asked for", "--top 5")
     cluster = limited(cluster, memory)
+    if predicted:
+        return recommend_predicted(profile, cluster, batch, top, predicted, progress or (lambda what, share: None))
     search = _Search(profile, cluster, batch, top)
     search.run(progress or (lambda what, share: None))
     ranked = search.ranked()
@@ -327,10 +252,4 @@ class _Search:
             except PlanError:
                 return None
 
-        parts = {**p.peak.breakdown, "for the device's own libraries": p.peak_bytes - p.peak.bytes}
-        largest = max(parts, key=lambda kind: parts[kind])
-        why = (
-            f"rank {p.peak.rank} needs {gib(p.peak_bytes)} at {p.peak.op or 'the start'}, {gib(parts[largest])} of it "
-            f"{largest}, and has {gib(p.limit_bytes)}"
-        )
-        return Rejected(p, why, smallest_change(p, self.cluster.world, attempt))
+        return Rejected(p, overfull(p), smallest_change(p, self.cluster.world, attempt))

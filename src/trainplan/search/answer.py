@@ -1,0 +1,116 @@
+"""The answer of a search: plans with reasons, what does not fit, and what was done to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainplan.cluster.cluster import Cluster
+from trainplan.errors import PlanError
+from trainplan.predict.predict import Prediction
+from trainplan.profile.profile import Profile
+from trainplan.units import gib
+
+Progress = Callable[[str, float], None]
+TOP = 8  # plans that are shown
+REJECTED = 5  # of those that do not fit
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A plan that fits."""
+
+    prediction: Prediction
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.prediction.to_json(), "why": self.why}
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A plan that does not fit, the best of its shape in that respect."""
+
+    prediction: Prediction
+    why: str
+    change: str  # the smallest that makes it fit
+
+    @property
+    def over_bytes(self) -> int:
+        return self.prediction.peak_bytes - self.prediction.limit_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.prediction.to_json(), "over_bytes": self.over_bytes, "why": self.why, "change": self.change}
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Plans, best first, and what was said about them."""
+
+    ranked: tuple[Ranked, ...]
+    rejected: tuple[Rejected, ...]
+    single: Prediction  # one device, the baseline
+    note: str
+    considered: int
+    simulated: int
+    left: int  # plans that might have been among the best when the search stopped
+    floor_s: float | None  # what none of those can beat; None: there are none
+    seconds: float
+    batch: int
+    profile: Profile = field(repr=False)
+    cluster: Cluster = field(repr=False)
+    # Where all was searched that can be predicted: how many values each field has, how many plans do not fit by their
+    # bounds alone, and what no plan that fits can beat.
+    sizes: dict[str, int] | None = None
+    too_big: int = 0
+    bound_s: float | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """How much faster than the best there may be a plan, at most: 0 where there is none; None: not worked out."""
+        return None if self.bound_s is None else max(0.0, 1 - self.bound_s / self.best.step_s)
+
+    @property
+    def pruned(self) -> int:
+        """Plans that cannot be among the best, by their bounds."""
+        return self.considered - self.simulated - self.left
+
+    @property
+    def best(self) -> Prediction:
+        """The winner."""
+        if not self.ranked:
+            nearest = self.rejected[0]
+            raise PlanError(f"{self.profile.workload} on {self.cluster.name}", nearest.why, nearest.change)
+        return self.ranked[0].prediction
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "workload": self.profile.workload,
+            "cluster": self.cluster.name,
+            "batch": self.batch,
+            "plans": [row.to_json() for row in self.ranked],
+            "rejected": [row.to_json() for row in self.rejected],
+            "single": self.single.to_json(),
+            "note": self.note,
+            "considered": self.considered,
+            "simulated": self.simulated,
+            "pruned": self.pruned,
+            "left": self.left,
+            "floor_s": self.floor_s,
+            "seconds": self.seconds,
+            "space": self.sizes,
+            "too_big": self.too_big,
+            "bound_s": self.bound_s,
+            "gap": self.gap,
+        }
+
+
+def overfull(p: Prediction) -> str:
+    """Why a plan does not fit: whose memory is too small, when, and what takes most of it."""
+    parts = {**p.peak.breakdown, "for the device's own libraries": p.peak_bytes - p.peak.bytes}
+    largest = max(parts, key=lambda kind: parts[kind])
+    return (
+        f"rank {p.peak.rank} needs {gib(p.peak_bytes)} at {p.peak.op or 'the start'}, {gib(parts[largest])} of it "
+        f"{largest}, and has {gib(p.limit_bytes)}"
+    )
