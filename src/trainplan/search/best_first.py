@@ -51,7 +51,7 @@ class Outcome:
 def best_first(space: Space, most: int, progress: Progress = lambda words, share: None) -> Outcome:
     """The fastest plan of a space that fits, after no more than so many simulations."""
     known = floors(space)
-    closer = _Closer(space, known)
+    closer = Closer(space, known)
     order = np.flatnonzero(known.fits)
     order = order[np.argsort(known.seconds[order], kind="stable")]
     bounds, place = known.seconds[order], 0
@@ -88,7 +88,7 @@ def best_first(space: Space, most: int, progress: Progress = lambda words, share
     )
 
 
-class _Closer:
+class Closer:
     """What a plan cannot beat once it is cut; what several plans share is worked out once."""
 
     def __init__(self, space: Space, known: Floors) -> None:

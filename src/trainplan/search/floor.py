@@ -301,8 +301,8 @@ def _fits(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger: I
     )
     words = np.array([_SCHEDULE[word] for word in ("gpipe", "looped", "1f1b", "1f1b-early")])
     return _have_room(
-        saved, read, weights, gradients, states, small, large, larger, space.column("recompute") == _FULL, dp, pp, micro, zero, chunks, schedule,
-        np.isin(schedule, _TWO_WAYS), words, room(space.cluster),
+        saved, read, weights, gradients, states, small, large, larger, space.column("recompute") == _FULL, dp, pp,
+        micro, zero, chunks, schedule, np.isin(schedule, _TWO_WAYS), words, room(space.cluster),
     )  # fmt: skip
 
 
