@@ -121,7 +121,7 @@ class Closer:
             stages = self._cuts[key]
             hop, rate = float(self.known.hop[row]), float(self.known.summed[row])
             bound = max(bound, _when_cut(sketch, stages, small, large, larger, hop))
-            bound = max(bound, _at_last(sketch, stages, small, hop, rate))
+            bound = max(bound, _at_last(sketch, stages, small, large, larger, hop, rate))
         if self._most(sketch, stages, small, large, larger, key) > self.room:
             self.too_big += 1
             return float("inf"), stages
@@ -172,13 +172,18 @@ def _held(schedule: str, pp: int, chunks: int) -> tuple[Ints, ...]:
     )
 
 
-def _at_last(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, hop: float, rate: float) -> float:
-    """Gradients of the first stage can be summed only when a micro-batch has come back to it, through all others."""
+def _at_last(
+    sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, hop: float, rate: float
+) -> float:  # fmt: skip
+    """The last micro-batch comes to the first stage after all others, goes through all stages and back; and only then
+    the gradients of the first stage are complete, and can be summed."""
     if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD:
         return 0.0
     mine = slice(0, stages[0])
-    through = float(blocks.once.sum() - (blocks.once - blocks.again)[mine].sum())
-    return through + len(stages) * hop + rate * float(blocks.alone[mine].sum())
+    ahead = (sketch.micro - 1 - larger) * small.again[mine].sum() + larger * large.again[mine].sum()
+    through = float(ahead + small.once.sum()) + len(stages) * hop
+    summed = rate * float(small.alone[mine].sum()) - float((small.once - small.again)[mine].sum())
+    return through + max(0.0, summed)
 
 
 def _when_cut(

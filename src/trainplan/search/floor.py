@@ -10,6 +10,7 @@ backward passes, H seconds of a message there and back, and C those of all sums 
     all others       m · W / p                               all ranks compute all the time
     and, of all      T + (stages − 1) · H         a micro-batch goes through all of them and back
                      (m · W − B + C) / p          nothing of a rank can be summed before its last backward pass begins
+                                                  (with several stages a rank: before all forward passes are over)
     zero=1           … and the gathering of all weights, as far as it takes longer than the first forward pass
     zero=2, 3        a rank's gathers and scatters follow each other: (G + m · S) / p, and m · (G + S) / p
 
@@ -131,8 +132,11 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats) -> Flo
     found = np.maximum(found, through[rows.large] + (pp * rows.chunks - 1 - (schedule == _SCHEDULE["zb-v"])) * hop)
     # Communication: what a rank computes before its last backward pass begins, and then its sums.
     gathers = np.where(zero > 0, sums, 0.0)
-    before = work - backward[rows.large]
-    late = np.where(zero > 0, np.maximum(0.0, gathers - forward[rows.large]), 0.0)
+    # (Of several stages on a rank the first may be complete when all went forward, and has all to itself until then;
+    # in two directions nothing is certain.)
+    chunked, all_forward = rows.chunks > 1, all_of_them(forward)
+    before = np.where(two_ways, 0.0, np.where(chunked, all_forward, work - backward[rows.large]))
+    late = np.where(zero > 0, np.maximum(0.0, gathers - np.where(chunked, all_forward, forward[rows.large])), 0.0)
     busy = np.where(zero == 3, micro * (gathers + sums), np.where(zero == 2, gathers + micro * sums, 0.0))
     return np.maximum(found, np.maximum(before + late + sums, busy) / pp)
 
