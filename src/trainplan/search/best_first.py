@@ -21,8 +21,9 @@ from trainplan.predict.predict import Prediction
 from trainplan.program.ops import Kind
 from trainplan.program.program import Ints
 from trainplan.program.schedules import orders_of
+from trainplan.search.blocks import Blocks
 from trainplan.search.columns import Space
-from trainplan.search.floor import Blocks, Floors, floors, room
+from trainplan.search.floor import Floors, floors, room
 from trainplan.solve.limits import usable
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.resolve import cuts, draft
@@ -121,7 +122,8 @@ class Closer:
             stages = self._cuts[key]
             hop, rate = float(self.known.hop[row]), float(self.known.summed[row])
             bound = max(bound, _when_cut(sketch, stages, small, large, larger, hop))
-            bound = max(bound, _at_last(sketch, stages, small, large, larger, hop, rate))
+            bound = max(bound, _at_last(sketch, stages, small, large, larger, hop))
+            bound = max(bound, _exchanging(sketch, stages, small, rate))
         if self._most(sketch, stages, small, large, larger, key) > self.room:
             self.too_big += 1
             return float("inf"), stages
@@ -129,8 +131,8 @@ class Closer:
 
     def _of(self, variant: int, samples: int) -> Blocks:
         if (variant, samples) not in self._blocks:
-            profiles = self.known.profiles[variant], self.known.loud[variant]
-            self._blocks[variant, samples] = Blocks(*profiles, samples, self.known.fastest)
+            of = self.known.lasting[variant], self.known.loud[variant]
+            self._blocks[variant, samples] = Blocks(*of, samples, self.known.fastest)
         return self._blocks[variant, samples]
 
     def _most(
@@ -173,17 +175,25 @@ def _held(schedule: str, pp: int, chunks: int) -> tuple[Ints, ...]:
 
 
 def _at_last(
-    sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, hop: float, rate: float
+    sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, hop: float
 ) -> float:  # fmt: skip
-    """The last micro-batch comes to the first stage after all others, goes through all stages and back; and only then
-    the gradients of the first stage are complete, and can be summed."""
+    """The last micro-batch comes to the first stage after all others, goes through all stages and back."""
     if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD:
         return 0.0
     mine = slice(0, stages[0])
     ahead = (sketch.micro - 1 - larger) * small.again[mine].sum() + larger * large.again[mine].sum()
-    through = float(ahead + small.once.sum()) + len(stages) * hop
-    summed = rate * float(small.alone[mine].sum()) - float((small.once - small.again)[mine].sum())
-    return through + max(0.0, summed)
+    return float(ahead + small.once.sum()) + len(stages) * hop
+
+
+def _exchanging(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, rate: float) -> float:
+    """Gathers and scatters that passes wait for follow each other on a rank (but for the last of a step). The next step
+    ends at least those of one rank later, and which one is not known: so the least of them."""
+    if sketch.lines > 1 or sketch.zero < 2:
+        return 0.0
+    first = [0, *stages]
+    rank = np.arange(len(first)) % sketch.pp
+    once = rate * np.bincount(rank, weights=np.add.reduceat(blocks.alone, first))
+    return float(once.min()) * (sketch.micro - 1 + (sketch.micro if sketch.zero == 3 else 0))
 
 
 def _when_cut(

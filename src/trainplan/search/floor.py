@@ -9,10 +9,9 @@ backward passes, H seconds of a message there and back, and C those of all sums 
     1f1b             max over stages of T before + m · own   … of the best cuts that there are
     all others       m · W / p                               all ranks compute all the time
     and, of all      T + (stages − 1) · H         a micro-batch goes through all of them and back
-                     (m · W − B + C) / p          nothing of a rank can be summed before its last backward pass begins
-                                                  (with several stages a rank: before all forward passes are over)
-    zero=1           … and the gathering of all weights, as far as it takes longer than the first forward pass
-    zero=2, 3        a rank's gathers and scatters follow each other: (G + m · S) / p, and m · (G + S) / p
+    one stage        m · W − B + C                nothing can be summed before the last backward pass begins
+      zero=1         … and the gathering of all weights, as far as it takes longer than the first forward pass
+      zero=2, 3      gathers and scatters follow each other: G + m · S, and m · (G + S)
 
 The best cuts are found exactly: with a limit V the first stage takes as many blocks as it can, and so do those after
 it, since whoever takes more leaves less; the least V with which all blocks are taken is the bound. What ranks that
@@ -39,9 +38,9 @@ from trainplan.predict.cost import TALKS
 from trainplan.predict.planned import planned
 from trainplan.predict.predict import MEMORY_MARGIN
 from trainplan.predict.speeds import speeds
-from trainplan.profile.by_block import by_block
 from trainplan.profile.profile import Block, Exchange, Profile
 from trainplan.program.program import Bools, Ints
+from trainplan.search.blocks import Blocks, Lasting
 from trainplan.search.columns import Space
 
 Floats = NDArray[np.float64]
@@ -66,6 +65,7 @@ class Floors:
     fastest: float  # device of the cluster, in units of the one that profiles are of
     hop: Floats  # seconds of a message between stages, there and back, at least
     summed: Floats  # seconds of summing a byte of gradients over replicas, at least
+    lasting: tuple[Lasting, ...]  # of `profiles`
 
 
 def floors(space: Space) -> Floors:
@@ -78,7 +78,8 @@ def floors(space: Space) -> Floors:
     samples, larger = local // micro, local % micro  # of the smaller micro-batches; and how many have one more
     # What several rows share is worked out once: blocks by variant and samples.
     numbers, which = _unique(np.tile(variant, 2), np.concatenate([samples, samples + (larger > 0)]))
-    parts = [Blocks(profiles[v], loud[v], n, fastest) for v, n in numbers.tolist()]
+    lasting = tuple(map(Lasting, profiles))
+    parts = [Blocks(lasting[v], loud[v], n, fastest) for v, n in numbers.tolist()]
     small, large = np.split(which, 2)
     fits = _fits(space, parts, small, large, larger)
     seconds = np.full(len(space), np.inf)
@@ -86,8 +87,9 @@ def floors(space: Space) -> Floors:
     rows = _Rows(space, own, variant[own], small[own], large[own], larger[own])
     hop, summed = np.zeros(len(space)), np.zeros(len(space))
     hop[own], summed[own] = _hops(space, rows, parts), _rates(space, rows)
-    seconds[own] = _seconds(rows, parts, _trained(profiles, rows) * summed[own], hop[own])
-    return Floors(seconds, fits, variant, tuple(profiles), tuple(loud), fastest, hop, summed)
+    gradients = np.array([part.gradients.sum() for part in lasting])[rows.variant]
+    seconds[own] = _seconds(rows, parts, gradients * summed[own], hop[own])
+    return Floors(seconds, fits, variant, tuple(profiles), tuple(loud), fastest, hop, summed, lasting)
 
 
 class _Rows:
@@ -130,15 +132,12 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats) -> Flo
     found = np.maximum(found, best + np.where(gpipe & several, through[rows.small], 0.0))
     found = np.where(schedule == _SCHEDULE["naive"], np.maximum(found, whole), found)
     found = np.maximum(found, through[rows.large] + (pp * rows.chunks - 1 - (schedule == _SCHEDULE["zb-v"])) * hop)
-    # Communication: what a rank computes before its last backward pass begins, and then its sums.
+    # Communication, of one stage: what is computed before the last backward pass begins, and then the sums.
     gathers = np.where(zero > 0, sums, 0.0)
-    # (Of several stages on a rank the first may be complete when all went forward, and has all to itself until then;
-    # in two directions nothing is certain.)
-    chunked, all_forward = rows.chunks > 1, all_of_them(forward)
-    before = np.where(two_ways, 0.0, np.where(chunked, all_forward, work - backward[rows.large]))
-    late = np.where(zero > 0, np.maximum(0.0, gathers - np.where(chunked, all_forward, forward[rows.large])), 0.0)
+    late = np.maximum(0.0, gathers - forward[rows.large])
     busy = np.where(zero == 3, micro * (gathers + sums), np.where(zero == 2, gathers + micro * sums, 0.0))
-    return np.maximum(found, np.maximum(before + late + sums, busy) / pp)
+    talk = np.maximum(work - backward[rows.large] + late + sums, busy)
+    return np.where(several, found, np.maximum(found, talk))
 
 
 def _unique(*columns: Ints) -> tuple[Ints, Ints]:
@@ -189,41 +188,6 @@ def aloud(profile: Profile, cluster: Cluster) -> Profile:
     return replace(profile, blocks=tuple(map(block, profile.blocks)))
 
 
-class Blocks:
-    """What each block takes for a micro-batch, under a variant."""
-
-    def __init__(self, profile: Profile, loud: Profile, samples: int, fastest: float) -> None:
-        forward, backward = (by_block(loud, name, samples) / fastest for name in ("forward_s", "backward_s"))
-        self.once, self.again = forward + backward, forward
-        self.forward, self.backward = float(forward.sum()), float(backward.sum())
-        issued = by_block(profile, "forward_issue_s", samples) + by_block(profile, "backward_issue_s", samples)
-        self.issue = float(issued.sum()) / fastest
-        count = len(profile.blocks)
-        # What stays of a micro-batch: all that blocks save inside, or with recomputation what they read; and what
-        # passes between them, where backward needs it.
-        self.saved, self.read = by_block(profile, "saved_bytes", samples), np.zeros(count)
-        for crossing in profile.crossings:
-            size = crossing.bytes(samples)
-            self.read[crossing.consumers[0]] += size
-            if crossing.saved_by:
-                self.saved[crossing.consumers[0]] += size
-        # The fewest bytes that cross between two blocks, there and back.
-        passing = np.zeros((2, count))
-        for crossing in profile.crossings:
-            passing[0, crossing.producer : crossing.consumers[-1]] += crossing.bytes(samples)
-            passing[1, crossing.producer : crossing.consumers[-1]] += crossing.bytes(samples) * crossing.needs_grad
-        both = passing[:, : count - 1]
-        self.hop = float(both.sum(axis=0).min()) if count > 1 and (both > 0).all() else 0.0
-        self.weights = np.array([float(block.buffer_bytes) for block in profile.blocks])
-        self.gradients, self.states, self.alone = np.zeros(count), np.zeros(count), np.zeros(count)
-        for p in profile.parameters:
-            block = min(p.blocks)
-            self.weights[block] += p.bytes
-            self.gradients[block] += p.bytes * p.trainable
-            self.alone[block] += p.bytes * p.trainable * (len(p.blocks) == 1)  # of no other block
-            self.states[block] += p.count * profile.state_bytes_per_parameter * p.trainable
-
-
 @njit(cache=True)
 def _best_cuts(once: Floats, again: Floats, keys: Ints) -> Floats:
     """The least that the busiest stage takes, of all ways to cut; if asked, with what goes before it."""
@@ -272,14 +236,6 @@ def _rates(space: Space, rows: _Rows) -> Floats:
             longer, shorter = (rule(cluster, members, size).seconds for size in (2 * _LARGE, _LARGE))
             found[k] = (longer - shorter) / _LARGE
     return np.asarray(found[which])
-
-
-def _trained(profiles: list[Profile], rows: _Rows) -> Floats:
-    """Bytes of all gradients. Weights that several stages hold are summed otherwise, and are not shared out."""
-    trained = [[p for p in profile.parameters if p.trainable] for profile in profiles]
-    whole = np.array([sum(p.bytes for p in own) for own in trained])
-    alone = np.array([sum(p.bytes for p in own if len(p.blocks) == 1) for own in trained])
-    return np.where(rows.pp == 1, whole[rows.variant], alone[rows.variant]).astype(np.float64)
 
 
 def _hops(space: Space, rows: _Rows, parts: list[Blocks]) -> Floats:
