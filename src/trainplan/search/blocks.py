@@ -27,7 +27,7 @@ class Lasting:
         )  # fmt: skip
 
         def sums(weights: Floats) -> Floats:
-            return np.bincount(block, weights=weights, minlength=count)
+            return np.asarray(np.bincount(block, weights=weights, minlength=count), dtype=np.float64)
 
         self.weights = sums(size) + np.array([float(b.buffer_bytes) for b in profile.blocks])
         self.gradients, self.alone = sums(size * trained), sums(size * trained * alone)  # the latter: of no other block
@@ -70,6 +70,5 @@ class Blocks:
 
 def _crossing(lasting: Lasting, size: Floats, count: int) -> Floats:
     """Bytes that cross from every block but the last to the one behind it."""
-    change = np.bincount(lasting.begin, weights=size, minlength=count + 1)
-    change -= np.bincount(lasting.end, weights=size, minlength=count + 1)
-    return np.cumsum(change)[: count - 1]
+    begun, over = (np.bincount(ends, weights=size, minlength=count + 1) for ends in (lasting.begin, lasting.end))
+    return np.asarray(np.cumsum(begun - over), dtype=np.float64)[: count - 1]
