@@ -191,7 +191,7 @@ class Cluster:
     @cached_property
     def kinds(self) -> dict[str, Device]:
         """The devices that differ in their names, in the order of ranks: few, where ranks are many."""
-        return {device.name: device for node in reversed(self.nodes) for device in reversed(node.devices)}
+        return {device.name: device for node in self.nodes for device in node.devices}
 
     @cached_property
     def uniform(self) -> bool:

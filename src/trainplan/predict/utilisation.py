@@ -8,7 +8,6 @@ and convolutions may run in different precisions (`profile.arithmetic`), so each
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from trainplan.cluster.cluster import Cluster, Device
@@ -37,8 +36,7 @@ def utilisation(profile: Profile, cluster: Cluster, ranks: int, batch: int, step
     if unknown:
         why = f"the profile does not say in which precision {' and '.join(unknown)} ran"
         return Utilisation(None, f"MFU is not given: {why}")
-    many = Counter(cluster.device(rank).name for rank in range(ranks)) if len(cluster.kinds) > 1 else None
-    devices = [cluster.device(0)] if many is None else [cluster.kinds[name] for name in many]
+    devices = [cluster.device(rank) for rank in range(1 if cluster.uniform else ranks)]
     for _, precision in work.values():
         lacking = [device.name for device in devices if not device.flops.get(precision)]
         if lacking:
@@ -49,8 +47,7 @@ def utilisation(profile: Profile, cluster: Cluster, ranks: int, batch: int, step
         """FLOP/s on this mix."""
         return total / sum(flops / device.flops[precision] for flops, precision in work.values())
 
-    all_of_them = sum(rate(device) * (many[device.name] if many else ranks) for device in devices)
-    share = 3 * total * batch / (step_s * all_of_them)
+    share = 3 * total * batch / (step_s * sum(map(rate, devices)) * (ranks / len(devices)))
     parts = {what: (flops / total, precision) for what, (flops, precision) in work.items()}
     peak = " and ".join(
         f"{_shown(devices[0].flops[precision])} {precision} dense"
