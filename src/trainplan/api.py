@@ -285,7 +285,7 @@ def compare(
     from trainplan.starting import run_here
 
     plan = runnable(plan)
-    check_request(out)
+    check_request(out, steps=steps, timed_steps=timed_steps)
     s = situation(model, cluster, batch, profile, (), False, parts(inputs, loss, optimizer), runs=True)
     chosen, there = plan_for(plan, s)
     found = hold(

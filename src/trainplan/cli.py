@@ -1,6 +1,7 @@
 """The commands: each calls the function of the same name in `trainplan.api` and prints what it returns. No logic here.
 
-Exit codes: 0; 2 with a message and no traceback where something is the user's to mend; 130 after Ctrl-C.
+Exit codes: 0; 1 where `compare` finds a difference; 2 with a message and no traceback where something is the user's to
+mend; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ Seed = Annotated[int, typer.Option(help="Of weights, data and dropout.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _answer(json: bool, function: Callable[..., Any], *arguments: object) -> None:
-    """Call the function and print its answer. With JSON, what a run says meanwhile goes to stderr."""
+def _answer(json: bool, function: Callable[..., Any], *arguments: object) -> Any:
+    """Call the function, print its answer and return it. With JSON, what a run says meanwhile goes to stderr."""
     with redirect_stdout(sys.stderr) if json else nullcontext():
         answer = function(*arguments)
     print(json_format.dumps(answer.to_json(), indent=1) if json else answer)
+    return answer
 
 
 @app.command()
@@ -201,8 +203,10 @@ def compare(
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Train a few steps alone and under a plan: the differences, and predicted beside measured."""
-    _answer(json, api.compare, model, plan, cluster, batch, steps, timed_steps, profile, out, seed)
+    """Train a few steps alone and under a plan: the differences (then exit code 1), and predicted beside measured."""
+    answer = _answer(json, api.compare, model, plan, cluster, batch, steps, timed_steps, profile, out, seed)
+    if not answer.comparison.same:
+        raise typer.Exit(1)
 
 
 @app.command()

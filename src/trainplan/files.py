@@ -113,6 +113,9 @@ def write_text(path: str | Path, text: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
         os.replace(name, path)
+    except OSError as error:
+        os.unlink(name)
+        raise InputError(str(path), f"it cannot be written ({error.strerror})", "another path") from None
     except BaseException:
         os.unlink(name)
         raise

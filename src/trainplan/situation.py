@@ -137,9 +137,22 @@ def situation(
     if known is not None:
         found = known if isinstance(known, Profile) else Profile.load(known)
         name = model if isinstance(model, str) and known is not model else found.workload
+        if _head(name) != _head(found.workload):
+            raise InputError(f"--profile of {found.workload}", f"the model is {name}", "its own profile, or neither")
         return Situation(name, found, there, batch or found.batch)
     found = profile_for(made or model, there, batch, compile=compile)
     return Situation(found.workload, found, there, batch or found.batch, made)
+
+
+def _head(name: str) -> str:
+    """What a workload is, without its options, and of a file without its folder.
+
+    >>> _head("gpt:layers=2,hidden=8"), _head("models/net.py:build,width=3"), _head("resnet18:cifar10,batch=8")
+    ('gpt', 'net.py:build', 'resnet18:cifar10')
+    """
+    head = name.partition(",")[0]
+    head = head.partition(":")[0] if "=" in head else head
+    return head.rpartition("/")[2] if ".py:" in head else head
 
 
 def made_in_python(model: Any, given: Mapping[str, Any] = {}, runs: bool = False) -> Workload | None:

@@ -64,7 +64,10 @@ def start(
         refuse_asynchronous(plan)
     check_data(workload_text, batch, **fields)
     folder = Path(out) if out else Path(tempfile.mkdtemp(prefix="trainplan-run-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {folder}", f"it cannot be made ({error.strerror})", "--out trainplan-run") from None
     # Ranks start when all nodes are there, so nothing of this run is removed, also where nodes share the folder.
     for stale in (*folder.glob("rank-*"), *folder.glob("arrivals-*"), *folder.glob("elsewhere.json")):
         stale.unlink(missing_ok=True)
@@ -91,9 +94,13 @@ def start(
 
 
 def check_request(
-    out: str | Path | None = None, resume: str = "", samples: int = 0, save_every: int = 0, **_: Any
-) -> None:
-    """Refuse what cannot be: a folder that is a file, a checkpoint that is not there, numbers below zero."""
+    out: str | Path | None = None, resume: str = "", samples: int = 0, save_every: int = 0, steps: int = 1,
+    timed_steps: int = 1, **_: Any,
+) -> None:  # fmt: skip
+    """Refuse what cannot be: a folder that is a file, a checkpoint that is not there, no steps, numbers below zero."""
+    for option, value in (("--steps", steps), ("--timed-steps", timed_steps)):
+        if value < 1:
+            raise InputError(f"{option} {value}", "there is at least one", f"{option} 3")
     for option, value in (("--samples", samples), ("--save-every", save_every)):
         if value < 0:
             raise InputError(f"{option} {value}", "it counts something", f"{option} {-value}, or leaving it out")

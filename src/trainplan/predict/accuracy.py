@@ -8,6 +8,9 @@ from functools import cache
 from importlib.resources import files as package_files
 
 from trainplan.plan.plan import Plan, Request
+from trainplan.profile.profile import Profile
+
+FAR = 2.0  # times the largest micro-batch of a profile
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,15 @@ def plan_kind(plan: Plan | Request) -> str:
 def _table() -> dict[str, dict[str, object]]:
     path = package_files("trainplan").joinpath("bench", "accuracy.json")
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def beyond(plan: Plan, profile: Profile, batch: int) -> Accuracy | None:
+    """That nothing is known where micro-batches are far larger than any that was measured."""
+    largest, measured = -(-batch // (plan.dp * plan.micro)), profile.samples[-1]
+    if profile.kind != "measured" or largest <= FAR * measured:
+        return None
+    why = f"micro-batches of {largest}, and the profile is of {measured} at most: trainplan profile --batch {largest}"
+    return Accuracy(plan_kind(plan), None, None, 0, why)
 
 
 def known_error(plan: Plan, profile_kind: str, device: str = "cpu", compiled: bool = False) -> Accuracy:

@@ -14,7 +14,7 @@ from trainplan.plan import rules
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 from trainplan.plan.served import ASYNCHRONOUS, SERVED
-from trainplan.predict.accuracy import Accuracy, known_error
+from trainplan.predict.accuracy import Accuracy, beyond, known_error
 from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
 from trainplan.predict.contention import alike, contention
@@ -157,7 +157,8 @@ def predict(
         exposed_comm_s=max(0.0, step_s - unhindered), compute_s=float(busy.max()),
         mfu=arithmetic.share, mfu_note=arithmetic.note, price_per_epoch=price or None,
         profile=f"{profile.kind}{scaled}, {'compiled' if profile.compiled else 'eager'}",
-        error=known_error(plan, profile.kind + scaled, profile.device, profile.compiled),
+        error=beyond(plan, profile, batch)
+        or known_error(plan, profile.kind + scaled, profile.device, profile.compiled),
         seconds_by_kind=_by_kind(played, spoken), device=profile.device, batch=batch,
         host_bytes=host, peaks=tuple(found), played=played if keep else None,
         occupancy=occupancy(played, worst, found[worst].rank, plan, profile, place[worst])

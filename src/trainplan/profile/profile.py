@@ -279,8 +279,8 @@ class Profile:
         if isinstance(samples, Portion):
             return sum(self._of_portion(quantity, block, samples) for block in range(first, last))
         if quantity not in self.curves:
-            why = f"it has no {quantity}: it was {self.kind} without the two parts of backward"
-            raise InputError("this profile", why, "trainplan profile, on the device itself")
+            why = f"it was {self.kind} without the two parts of backward, which the zero-bubble orders need"
+            raise InputError("this profile", why, "schedule=1f1b, or trainplan profile on the device itself")
         table = self.curves[quantity]
         values = table[:, last] - table[:, first]
         return interpolate(self.samples, values, samples)

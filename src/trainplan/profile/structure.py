@@ -16,7 +16,7 @@ from trainplan.errors import ModelError
 from trainplan.profile.arithmetic import stored_in
 from trainplan.profile.capture.branches import branch_bytes
 from trainplan.profile.capture.captured import Captured
-from trainplan.profile.capture.stage import value_at
+from trainplan.profile.capture.stage import Stage, value_at
 from trainplan.profile.capture.tokens import tokens_of
 from trainplan.profile.profile import Block, Crossing, Input, Parameter, Profile, Provenance
 from trainplan.workload.batch import each_tensor, tensors
@@ -130,17 +130,45 @@ def arrivals(captured: Captured, workload: Workload, batch: Batch) -> tuple[list
         if parameter.requires_grad
     ]
     example = Batch(batch.samples, *_meta((batch.args, batch.kwargs, batch.targets)))
-    kept: dict[int, Tensor] = {}
     with torch.enable_grad():
-        _, output = stage({}, example)
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(id(t), t), lambda t: t):
-            loss = workload.loss.function(output, example.targets)
-        given = {id(leaf) for leaf in pytree.tree_leaves((output, example.targets))}
-        bytes_ = sum(tensor.nbytes for number, tensor in kept.items() if number not in given)
+        loss, bytes_ = _lost(workload, _output(stage, example), example.targets)
         loss.backward()
     for handle in handles:
         handle.remove()
     return order, bytes_
+
+
+def _output(stage: Stage, example: Batch) -> Any:
+    """What the model gives on the meta device; refused where that takes values."""
+    place = [0]
+
+    def before(index: int, _: object) -> None:
+        place[0] = index
+
+    try:
+        return stage({}, example, before_each=before)[1]
+    except (RuntimeError, NotImplementedError) as error:
+        block = stage.captured.blocks[place[0]].name
+        why = f"what it computes depends on the values of its data ({_first_line(error)})"
+        raise ModelError(f"block {block}", why, "operators whose shapes and arguments are known without them") from None
+
+
+def _lost(workload: Workload, output: Any, targets: Any) -> tuple[Tensor, int]:
+    """The loss, and the bytes that it keeps for backward besides what it was given."""
+    kept: dict[int, Tensor] = {}
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(id(t), t), lambda t: t):
+            loss = workload.loss.function(output, targets)
+    except Exception as error:
+        why = f"with tensors that have shapes and no values it raises {_first_line(error)}"
+        instead = "a loss that does not look at values, of a model whose shapes do not depend on them"
+        raise ModelError(f"the loss of {workload.name}", why, instead) from None
+    given = {id(leaf) for leaf in pytree.tree_leaves((output, targets))}
+    return loss, sum(tensor.nbytes for number, tensor in kept.items() if number not in given)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _meta(tree: Any) -> Any:

@@ -23,6 +23,7 @@ from trainplan.workload.batch import as_batch, take
 from trainplan.workload.call import call
 from trainplan.workload.losses import as_loss
 from trainplan.workload.options import Option
+from trainplan.workload.random_numbers import random_numbers
 from trainplan.workload.training import OPTIMIZER_KEYS, named_optimizer
 from trainplan.workload.workload import Batch, Workload
 
@@ -88,14 +89,12 @@ def _takes_seed(function: Callable[..., Any]) -> bool:
 
 
 def checked_inputs(samples: int, seed: int, function: Callable[..., Any], name: str, seeded: bool) -> Batch:
-    """What the user's function gives, as a batch of as many samples as were asked for."""
-    if seeded:
-        batch = as_batch(function(samples, seed))
-    else:
-        # The batch is made on the CPU, so the devices' generators are left alone.
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            batch = as_batch(function(samples))
+    """What the user's function gives, as a batch of as many samples as were asked for.
+
+    Every rank makes the batch for itself, so it must be the same one, whether or not the function minds its seed.
+    """
+    with random_numbers(seed):
+        batch = as_batch(function(samples, seed) if seeded else function(samples))
     if batch.samples != samples:
         raise ModelError(f"inputs of {name} for {samples} samples", f"the function gave {batch.samples}")
     return batch

@@ -23,7 +23,8 @@ The function returns a dict (or a `Workload`, or a tuple `(model, inputs, loss)`
 | `clip_norm`, `schedule`, `sample`, `tokens_per_sample`, `dataset`, `feed` | as in `Workload` |
 
 The function is called once when the workload is loaded, and again whenever the model is built: on the meta device to
-look at it, on each worker to train it. So it must give the same model each time. Options in the name that are
+look at it, on each worker to train it. So it must give the same model each time. Every worker makes the batches for
+itself, too: random numbers of torch, NumPy and Python are seeded before `inputs` is called. Options in the name that are
 parameters of the function are handed to it (`file.py:classifier,width=128`), the others are the training's.
 """  # noqa: E501  # a table
 
@@ -43,7 +44,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from trainplan.errors import InputError, ModelError, TrainplanError, nearest
@@ -51,6 +51,7 @@ from trainplan.workload import options
 from trainplan.workload.call import call
 from trainplan.workload.module import assemble
 from trainplan.workload.options import Option
+from trainplan.workload.random_numbers import random_numbers
 from trainplan.workload.training import OPTIMIZER_KEYS, TRAINING_KEYS, named_optimizer
 from trainplan.workload.workload import Workload
 
@@ -95,7 +96,9 @@ def _load(module: types.ModuleType, head: str, name: str, given: Mapping[str, An
             instead = nearest(key, [*parameters, *TRAINING_KEYS])
             raise InputError(f"{key}={ours[key]} of {head}:{name}", "neither the function nor training has it", instead)
     title = f"{head}:{name}"
-    with torch.random.fork_rng(devices=[]):  # making a model to look at must not move the caller's random numbers
+    # Making a model to look at must not move the caller's random numbers; and an example batch that the function draws
+    # must be the same on every rank.
+    with random_numbers(0):
         result = _call(function, title, handed)
     if isinstance(result, Workload):
         workload = dataclasses.replace(result, name=title)

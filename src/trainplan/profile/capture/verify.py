@@ -26,6 +26,7 @@ from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.capture.state import CALLS, State, kept, python_state, settled
 from trainplan.profile.capture.tensors import entries_of, put, replaced, values_of
+from trainplan.workload.batch import split
 from trainplan.workload.workload import Batch, Loss
 
 # Allowed difference, as a share of the largest element of the tensor. The operators are the same; only the order in
@@ -150,8 +151,12 @@ def _eager(
     values = _fresh(given)
     with replaced(model, values | own):
         torch.manual_seed(seed)
-        output = model(*_own(batch.args), **_own(batch.kwargs))
-        value = loss.function(output, batch.targets)
+        try:
+            output = model(*_own(batch.args), **_own(batch.kwargs))
+            value = loss.function(output, batch.targets)
+        except Exception as error:
+            why = f"it raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            raise ModelError(f"your model and its loss, on a batch of {batch.samples}", why) from error
         if backward and value.requires_grad:
             value.backward()
         after = {name: tensor for name, tensor in values_of(model).items() if name in given}  # may have been replaced
@@ -169,7 +174,22 @@ def _chain(captured: Captured, values: dict[str, Tensor], batch: Batch, loss: Lo
     torch.manual_seed(seed)
     own = Batch(batch.samples, _own(batch.args), _own(batch.kwargs), batch.targets)
     value, output = run_split(stages, own, loss)
+    _refuse_sum(float(value), output, batch, loss)
     return _result(value, output, fresh, after)
+
+
+def _refuse_sum(whole: float, output: Any, batch: Batch, loss: Loss) -> None:
+    """A loss that is a sum would be weighted wrongly wherever a batch is split, on all sides of a comparison alike."""
+    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+    if batch.samples < 2 or any(leaf.dim() == 0 or leaf.shape[0] != batch.samples for leaf in leaves):
+        return
+    parts = split(Batch(batch.samples, (output,), {}, batch.targets), [1, batch.samples - 1])
+    with torch.no_grad():
+        each = [float(loss.function(part.args[0], part.targets)) for part in parts]
+    mean = sum(part.samples * value for part, value in zip(parts, each, strict=True)) / batch.samples
+    if abs(whole - sum(each)) <= 1e-4 * abs(whole) and abs(whole - mean) > 1e-2 * abs(whole):
+        why = f"it is a sum over samples: {whole:.4g} of {batch.samples}, which are {each[0]:.4g} and {each[1]:.4g}"
+        raise ModelError("the loss", why, "their mean (reduction='mean')")
 
 
 def _own(arguments: Any) -> Any:
