@@ -142,7 +142,7 @@ def test_known_errors_are_told_by_order_of_work():
     def one(kind, median, source="two machines"):
         return SimpleNamespace(error=Accuracy(kind, median, median, 14 if median else 0, source))
 
-    rows = [one("gpipe", 0.05), one("1f1b", 0.04), one("gpipe", 0.05), one("terapipe", None, "measured profile")]
+    rows = [one("gpipe", 0.05), one("1f1b", 0.04), one("gpipe", 0.05), one("terapipe", None, "such a profile")]
     assert error_line(rows) == (
         "error    1f1b: median 4%, worst 4% over 14 runs; gpipe: median 5%, worst 5% over 14 runs (two machines); "
         "terapipe has not been measured with such a profile"

@@ -70,7 +70,7 @@ def beyond(plan: Plan, profile: Profile, batch: int) -> Accuracy | None:
     largest, measured = -(-batch // (plan.dp * plan.micro)), profile.samples[-1]
     if profile.kind != "measured" or largest <= FAR * measured:
         return None
-    why = f"micro-batches of {largest}, and the profile is of {measured} at most: trainplan profile --batch {largest}"
+    why = f"micro-batches of {largest}, and the profile is of {measured} at most (trainplan profile --batch {largest})"
     return Accuracy(plan_kind(plan), None, None, 0, why)
 
 
@@ -80,5 +80,5 @@ def known_error(plan: Plan, profile_kind: str, device: str = "cpu", compiled: bo
     kind = plan_kind(plan)
     row = _table().get(f"{profile_kind} {device} {'compiled' if compiled else 'eager'} {kind}")
     if row is None:
-        return Accuracy(kind, None, None, 0, f"{profile_kind} profile")
+        return Accuracy(kind, None, None, 0, "such a profile")
     return Accuracy(kind, float(row["median"]), float(row["worst"]), int(row["runs"]), str(row["source"]))  # type: ignore[arg-type, call-overload]

@@ -80,10 +80,10 @@ def error_line(predictions: Iterable[Prediction]) -> str:
     for source in dict.fromkeys(error.source for error in known.values() if error.median is not None):
         alike = [f"{kind}: {error.numbers}" for kind, error in known.items() if error.source == source]
         said.append(f"{'; '.join(alike)} ({source})")
-    unknown = [kind for kind, error in known.items() if error.median is None]
-    if unknown:
-        has = "have" if len(unknown) > 1 else "has"
-        said.append(f"{', '.join(unknown)} {has} not been measured with such a profile")
+    unknown = {kind: error.source for kind, error in known.items() if error.median is None}
+    for source in dict.fromkeys(unknown.values()):
+        alike = [kind for kind in unknown if unknown[kind] == source]
+        said.append(f"{', '.join(alike)} {'have' if len(alike) > 1 else 'has'} not been measured with {source}")
     return "error    " + "; ".join(said)
 
 
