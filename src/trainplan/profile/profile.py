@@ -8,7 +8,6 @@ their gradients arrive). Times and bytes that grow with the micro-batch are tupl
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from trainplan import files
 from trainplan.errors import InputError
+from trainplan.profile.interpolate import interpolate
 from trainplan.profile.recipe import Recipe
 
 Floats = tuple[float, ...]  # one number for each micro-batch size of the profile
@@ -329,8 +329,18 @@ class Profile:
         """The parameters that blocks first ≤ b < last use, in order of gradient arrival."""
         key = first, last
         if key not in self._used:
-            self._used[key] = tuple(p for p in self.parameters if any(first <= block < last for block in p.blocks))
+            places = sorted({place for block in range(first, last) for place in self._places.get(block, ())})
+            self._used[key] = tuple(self.parameters[place] for place in places)
         return self._used[key]
+
+    @cached_property
+    def _places(self) -> dict[int, list[int]]:
+        """By block, where the parameters that it uses stand in the list."""
+        found: dict[int, list[int]] = {}
+        for place, parameter in enumerate(self.parameters):
+            for block in parameter.blocks:
+                found.setdefault(block, []).append(place)
+        return found
 
     @cached_property
     def _used(self) -> dict[tuple[int, int], tuple[Parameter, ...]]:
@@ -374,25 +384,3 @@ _CURVES = (
 
 _HALVES = ("backward_input_s", "backward_weight_s")
 _BY_SLICE = {"forward_s": "slice_forward", "backward_s": "slice_backward"}
-
-
-def interpolate(sizes: tuple[int, ...], values: NDArray[np.float64] | Floats, at: float) -> float:
-    """The piecewise linear curve through (sizes, values), at a size.
-
-    >>> interpolate((1, 2, 4), (1.0, 1.5, 2.5), 3), interpolate((1, 2, 4), (1.0, 1.5, 2.5), 8)
-    (2.0, 4.5)
-    >>> interpolate((4,), (2.0,), 8)
-    4.0
-    """
-    if len(sizes) == 1:
-        return float(values[0]) * at / sizes[0]
-    right = min(max(bisect_left(sizes, at), 1), len(sizes) - 1)
-    left = right - 1
-    slope = (values[right] - values[left]) / (sizes[right] - sizes[left])
-    if at > sizes[-1]:
-        slope = max(slope, 0.0)
-        return float(values[-1] + slope * (at - sizes[-1]))
-    if at < sizes[0]:
-        slope = min(max(slope, 0.0), values[0] / sizes[0])
-        return float(values[0] + slope * (at - sizes[0]))
-    return float(values[left] + slope * (at - sizes[left]))
