@@ -97,12 +97,14 @@ def test_a_model_of_175_billion_parameters_is_predicted_from_a_cold_start_withou
 
 def test_the_cluster_s_devices_price_a_known_model_as_a_captured_one():
     from trainplan.cluster.catalogue import device
+    from trainplan.profile.device.known import model_of
     from trainplan.profile.estimate import priced
     from trainplan.profile.roofline import speed_of
 
     workload = load("gpt:layers=4,hidden=64,heads=4,seq=32,vocab=99,batch=4")
     place = device("A100-80")
     profile = estimate(workload, place)
-    assert profile.blocks == priced(traced(workload, [1, 2, 4], True), place, speed_of(place, "fp32"), [1, 2, 4]).blocks
+    speed = speed_of(place, "fp32", model_of(place))
+    assert profile.blocks == priced(traced(workload, [1, 2, 4], True), place, speed, [1, 2, 4]).blocks
     assert profile.flops > 0
     assert profile.parameter_count == sum(p.numel() for p in workload.build().parameters())
