@@ -230,10 +230,10 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 def train(rank: int, world: int, plan: Plan, batch: int, warm_up: int, steps: int) -> Measurement:
     """On every rank: some steps under a plan."""
     wake()
-    copies.moved = _moved
     job, skeleton, captured = _captured(bool(plan.slices))
     trainer = Trainer(plan, job, captured, lambda names: skeleton.materialise(names, 0))
-    with mock.patch.object(Way, "go", _slowly(Way.go)):
+    # Undone afterwards: other tests run in the same processes.
+    with mock.patch.object(Way, "go", _slowly(Way.go)), mock.patch.object(copies, "moved", _moved):
         measured = measure(trainer, [(job.inputs(batch, 0), None)] * (warm_up + steps), warm_up=warm_up)
     if world > 1:
         dist.barrier()
