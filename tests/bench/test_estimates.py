@@ -1,10 +1,9 @@
 """The list of whole models by which estimates are judged: what it must have, and how a case goes."""
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from benchmarks import estimates
 
 from trainplan.cluster.catalogue import device
 from trainplan.errors import InputError
@@ -12,9 +11,6 @@ from trainplan.profile.device.known import model_of
 from trainplan.profile.estimate import estimate, traced
 
 from ..profiling import models
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import estimates
 
 
 def test_the_cases_are_those_that_were_asked_for():

@@ -1,9 +1,9 @@
 """How fast are predictions and the search, and is its answer that of simulating everything?
 
-    python benchmarks/search.py plans            1,000 plans of GPT-3 2.7B on 64 A100s, predicted one after the other
-    python benchmarks/search.py grow             the search for GPTs: 8 to 16,384 devices, 12 to 1,000 layers
-    python benchmarks/search.py brute --spaces 200 --rows 2000    random spaces, searched and simulated plan by plan
-    python benchmarks/search.py all --out benchmarks/data/search-2-cores.json    … and kept as data
+    python benchmarks/searches.py plans            1,000 plans of GPT-3 2.7B on 64 A100s, predicted one after the other
+    python benchmarks/searches.py grow             the search for GPTs: 8 to 16,384 devices, 12 to 1,000 layers
+    python benchmarks/searches.py brute --spaces 200 --rows 2000    random spaces, searched and simulated plan by plan
+    python benchmarks/searches.py all --out benchmarks/data/search-2-cores.json    … and kept as data
 
 Seconds are those of one core (CPU seconds of the process), so they say the same on a machine that is shared; numba has
 compiled. Plans of the first part are drawn without replacement from all that the search would look at (tp, sequence,
