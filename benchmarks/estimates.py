@@ -185,23 +185,22 @@ def said(rows: list[Case]) -> str:
         ("device-bound", [row for row in done if not row.host_bound]),
         ("host-bound", [row for row in done if row.host_bound]),
     ):
-        if some:
-            worst = max(some, key=lambda row: abs(row.off))
-            middle = statistics.median(abs(row.off) for row in some)
-            lines.append(
-                f"{what}: median {percent(middle)} over {len(some)} cases, worst {percent(worst.off)} "
-                f"({worst.workload}, {worst.samples}, {worst.precision})"
-            )
-    told = [row for row in done if row.measured_bytes]
-    if told:
-        worst = max(told, key=lambda row: abs(row.bytes_off))
-        middle = statistics.median(abs(row.bytes_off) for row in told)
-        lines.append(
-            f"memory: median {percent(middle)} over {len(told)} cases, worst {percent(worst.bytes_off)} "
-            f"({worst.workload}, {worst.samples}, {worst.precision})"
-        )
+        lines += _off(what, [(row.off, row) for row in some])
+    lines += _off("memory", [(row.bytes_off, row) for row in done if row.measured_bytes])
     lines += [f"{row.workload} {row.samples} {row.precision}: {row.error}" for row in rows if row.error]
     return "\n".join(lines) or "nothing was measured"
+
+
+def _off(what: str, some: list[tuple[float, Case]]) -> list[str]:
+    """The middle and the worst of some errors, in words."""
+    if not some:
+        return []
+    off, worst = max(some, key=lambda pair: abs(pair[0]))
+    middle = statistics.median(abs(off) for off, _ in some)
+    return [
+        f"{what}: median {percent(middle)} over {len(some)} cases, worst {percent(off)} "
+        f"({worst.workload}, {worst.samples}, {worst.precision})"
+    ]
 
 
 class Rows:

@@ -11,7 +11,8 @@ from trainplan.plan.rules import SPLIT_BACKWARD
 from trainplan.program.schedules import SCHEDULES
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "clock.py"
-# The goals hold with a factor of two to spare on a quiet core. Tests share the machine with others: with twice as many
+# On a quiet core most goals hold with a tenth to a half to spare, and lockstep plays 9.5 of the 10 million operations a
+# second that are the goal (docs/accuracy.md). Tests share the machine with others: with twice as many
 # busy processes as cores, and caches that are not one's own, the same code was seen to take up to two and a half times
 # as long. Four times the goal is still far below what an operation at a time in Python would need.
 SLACK = "4"
