@@ -197,10 +197,8 @@ def _off(what: str, some: list[tuple[float, Case]]) -> list[str]:
         return []
     off, worst = max(some, key=lambda pair: abs(pair[0]))
     middle = statistics.median(abs(off) for off, _ in some)
-    return [
-        f"{what}: median {percent(middle)} over {len(some)} cases, worst {percent(off)} "
-        f"({worst.workload}, {worst.samples}, {worst.precision})"
-    ]
+    where = f"{worst.workload}, {worst.samples}, {worst.precision}"
+    return [f"{what}: median {percent(middle)} over {len(some)} cases, worst {percent(off)} ({where})"]
 
 
 class Rows:
