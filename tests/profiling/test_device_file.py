@@ -238,8 +238,8 @@ def test_the_file_of_the_h200_is_near_what_it_was_not_made_of():
     file = next(file for file in known.packaged() if file.device == "H200")
     model = Model(file)
     assert sum(len(check.points) for check in file.checks) >= 100
-    assert model.error < 0.08
-    for family, most in (("product", 0.05), ("convolution", 0.12), ("attention", 0.05)):
+    assert model.error < 0.09
+    for family, most in (("product", 0.06), ("convolution", 0.12), ("attention", 0.08)):
         assert model.error_of(family) < most
     kept, out = [], []
     for curve in file.curves:
