@@ -13,8 +13,9 @@ from all others in the end, and a slow one is waited for round by round.)
 
 Within a node whose messages were measured, the curve of these takes the place of latency and transfer. They were
 measured one at a time; where many ranks send at once they share cores, caches and memory. How much that costs is seen
-where gloo's own all-reduce was measured for as many ranks: it is a ring, and takes so many times longer than a ring of
-messages one at a time would. So do all others.
+where gloo's own all-reduce was measured for as many ranks: it is a ring, in every round of which all of them send, and
+takes so many times longer than a ring of messages one at a time would. A round of another algorithm costs as much more
+where all send as much in a round, and less where fewer do: of a tree only half, then a quarter of the ranks.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Load(NamedTuple):
     link_s: float  # seconds a byte of its link
     added_s: float  # seconds a byte of adding
     cards: tuple[tuple[int, float], ...]  # (shared card, seconds a byte)
+    senders: int  # members that send
 
 
 def summed(cluster: Cluster, c: CostClass) -> Talk:
@@ -60,7 +62,8 @@ def in_rounds(cluster: Cluster, by: str, members: tuple[int, ...], size: int, no
 def _in_rounds(cluster: Cluster, by: str, members: tuple[int, ...], size: int, node: int) -> Talk:
     rounds = loads(cluster, by, members, node)
     if one_node(cluster, members) and curve_of(cluster, "p2p", 2) is not None:
-        return Talk(_on_curves(cluster, rounds, size) * _crowded(cluster, members, size))
+        seconds = [_on_curve(cluster, load, size) * _crowded(cluster, load, len(members), size) for load in rounds]
+        return Talk(sum(seconds))
     lead = transfer = 0.0
     asked: dict[int, float] = defaultdict(float)  # seconds of each card
     for load in rounds:
@@ -77,24 +80,23 @@ def _in_rounds(cluster: Cluster, by: str, members: tuple[int, ...], size: int, n
     return Talk(lead, transfer, tuple((card, seconds / transfer) for card, seconds in sorted(asked.items())))
 
 
-def _on_curves(cluster: Cluster, rounds: list[Load], size: int) -> float:
-    """By the measured curve of messages, which has a sender's and a receiver's host in it."""
+def _on_curve(cluster: Cluster, load: Load, size: int) -> float:
+    """A round by the measured curve of messages, which has a sender's and a receiver's host in it."""
     curve = curve_of(cluster, "p2p", 2)
     assert curve is not None
-    total = 0.0
-    for load in rounds:
-        further = load.host_s * max(0, load.messages - 2) / load.messages
-        total += on_curve(curve, size * load.share) + further + size * load.added_s
-    return total
+    further = load.host_s * max(0, load.messages - 2) / load.messages
+    return on_curve(curve, size * load.share) + further + size * load.added_s
 
 
-def _crowded(cluster: Cluster, members: tuple[int, ...], size: int) -> float:
-    """How many times longer it takes because all send at once; 1 where no all-reduce of so many ranks was measured."""
-    measured = curve_of(cluster, "all_reduce", len(members))
-    if measured is None:
+def _crowded(cluster: Cluster, load: Load, ranks: int, size: int) -> float:
+    """How many times longer a round takes because many send at once; 1 where no all-reduce of so many was measured."""
+    measured = curve_of(cluster, "all_reduce", ranks)
+    if measured is None or load.senders == 1:
         return 1.0
-    alone = _on_curves(cluster, loads(cluster, "ring", members, 0), size)
-    return max(1.0, on_curve(measured, size) / alone)
+    summed = size * load.share * ranks  # by a ring, whose members send as much in a round
+    ring = loads(cluster, "ring", tuple(range(ranks)), 0)
+    alone = sum(_on_curve(cluster, one, round(summed)) for one in ring)
+    return 1.0 + max(0.0, on_curve(measured, summed) / alone - 1.0) * (load.senders - 1) / (ranks - 1)
 
 
 def loads(cluster: Cluster, by: str, members: tuple[int, ...], node: int) -> list[Load]:
@@ -126,5 +128,5 @@ def _load(cluster: Cluster, members: tuple[int, ...], one: Round, elements: int)
             added[t.target] += part * 3 / cluster.device(b).memory_rate
     return Load(
         latency, max(host.values()), max(messages.values()), max(share.values()), max(link_s.values()),
-        max(added.values(), default=0.0), tuple(card_s.items()),
+        max(added.values(), default=0.0), tuple(card_s.items()), len({t.source for t in one}),
     )  # fmt: skip
