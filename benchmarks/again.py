@@ -1,7 +1,7 @@
 """Predict again what was measured, without the machine: from the profiles and the cluster that were kept of it.
 
-    python benchmarks/again.py benchmarks/data/exchanges-9-cores.json
-    python benchmarks/again.py benchmarks/data/exchanges-9-cores.json --only exchange=tree
+    python benchmarks/again.py benchmarks/data/exchanges-cores.json
+    python benchmarks/again.py benchmarks/data/exchanges-cores.json --only exchange=tree
 
 The rows of a file of `accuracy.py` have predictions that were made before they were measured. Whoever changes how time
 is predicted sees here what that does to all of them: predicted then and now, both beside what was measured. What was

@@ -73,10 +73,10 @@ def parts(quick: bool) -> list[Part]:
     found = [
         Part("a", "tests on a GPU", tests, 480, "gpu", limited=False),
         Part("b", "orders on slices", command(accuracy, "orders-gpu", "--orders", four, *slices, *orders), 500, "gpu"),
-        Part("c", "orders on cores", command(accuracy, "orders-16-cores", "--orders", four, *on_cores), 400),
+        Part("c", "orders on cores", command(accuracy, "orders-cores", "--orders", four, *on_cores), 400),
         Part("d", "engine against torch", command(engine, "engine-16-cores", "--ranks", four, *pairs), 300),
         Part("e", "the same on slices", command(engine, "engine-gpu", "--ranks", four, *slices, *pairs), 200, "gpu"),
-        Part("f", "exchanges on cores", command(accuracy, "exchanges-16-cores", "--exchanges", *many, *summed), 500),
+        Part("f", "exchanges on cores", command(accuracy, "exchanges-cores", "--exchanges", *many, *summed), 500),
         Part("g", "on slices", command(accuracy, "exchanges-gpu", "--exchanges", four, *slices, *summed), 500, "gpu"),
         Part("h", "exchanges by themselves", command(exchanges, "exchanges-alone-16-cores", *probed), 300),
         Part("i", "overlap on a slow link", command("overlap.py", "overlap", *overlapping), 200, "link", limited=False),

@@ -13,7 +13,7 @@ from trainplan.predict.accuracy import plan_kind
 HERE = Path(__file__).parent
 DATA = HERE.parent / "benchmarks" / "data"
 ACCURACY = (
-    "accuracy-2-cores", "accuracy-16-cores", "orders-16-cores", "orders-gpu", "exchanges-9-cores", "exchanges-gpu",
+    "accuracy-2-cores", "accuracy-16-cores", "orders-cores", "orders-gpu", "exchanges-cores", "exchanges-gpu",
     "exchanges-slow", "exchanges-slow-and-late",
 )  # fmt: skip
 

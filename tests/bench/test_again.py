@@ -19,12 +19,12 @@ def held(found: list[Again], rows: int, worst: float = WORST) -> None:
 
 def test_trees_and_rings_of_two_to_eight_workers() -> None:
     """A tree was too long by up to 47 % as long as its few senders were taken for as crowded as a ring's."""
-    measured = DATA / "exchanges-9-cores.json"
+    measured = DATA / "exchanges-cores.json"
     for exchange in ("tree", "ring"):
         held(list(again(measured, measured.with_suffix(""), f"exchange={exchange}")), rows=7, worst=0.25)
 
 
 @pytest.mark.slow
 def test_every_exchange_of_two_to_eight_workers() -> None:
-    measured = DATA / "exchanges-9-cores.json"
+    measured = DATA / "exchanges-cores.json"
     held(list(again(measured, measured.with_suffix(""))), rows=116)
