@@ -11,7 +11,7 @@ On a GPU the thread has a stream of its own, which begins when what was asked fo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -56,6 +56,7 @@ class Sums:
         self._transport, self._channel, self._members = transport, channel, tuple(members)
         self._place = self._members.index(rank)
         self._tag = 0
+        self._room = torch.empty(0)  # of the host, kept: the system empties every page of memory that it gives anew
         self._asked: SimpleQueue[Sum | None] = SimpleQueue()
         cuda = transport.device.type == "cuda"
         self._stream = torch.cuda.Stream(transport.device) if cuda else None
@@ -100,13 +101,14 @@ class Sums:
         all members count alike."""
         place, members = self._place, self._members
         sends, receives, arriving = [], [], list[tuple[int, Transfer, Tensor]]()
+        beside = self._beside(flat, one)
         for number, t in enumerate(one):
             tag = (self._tag + number) % _TAGS
             part = flat[t.first : t.last]
             if t.source == place:
                 sends.append((part, members[t.target], tag))
             elif t.target == place:
-                into = torch.empty_like(part) if t.adds else part
+                into = next(beside) if t.adds else part
                 receives.append((into, members[t.source], tag))
                 if t.adds:
                     arriving.append((t.source, t, into))
@@ -115,6 +117,15 @@ class Sums:
         self._transport.sent[op] += sent
         Works(works).wait()
         _add(flat, arriving, place)
+
+    def _beside(self, flat: Tensor, one: Round) -> Iterator[Tensor]:
+        """Where to receive what is to be added in a round: one part after the other."""
+        parts = [t.last - t.first for t in one if t.target == self._place and t.adds]
+        if flat.device.type != "cpu":  # torch keeps a device's memory
+            return (flat.new_empty(part) for part in parts)
+        if self._room.dtype != flat.dtype or len(self._room) < sum(parts):
+            self._room = flat.new_empty(sum(parts))
+        return iter(self._room[: sum(parts)].split(parts))
 
 
 def sums_of(

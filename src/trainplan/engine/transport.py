@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainplan.cluster.probe import shares
+from trainplan.cluster.probe.staging import Staging
 from trainplan.engine.clocks import now
 from trainplan.engine.world import groups_of
 from trainplan.errors import InputError, nearest
@@ -119,9 +120,9 @@ class Arrivals:
 class Watched(Works):
     """Messages that a thread waits for, so that whoever wants to know is told when they are over."""
 
-    def __init__(self, works: list[dist.Work], keep: Sequence[Tensor], arrivals: Arrivals) -> None:
+    def __init__(self, over: Future[float], keep: Sequence[Tensor]) -> None:
         super().__init__([], keep)
-        self._over = arrivals.watch(Works(works, keep))
+        self._over = over
 
     def wait(self) -> None:
         self._over.result()
@@ -195,7 +196,7 @@ class Gloo:
     def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:
         """Everybody's share, one after the other, into `whole`; `own` may be a part of it."""
         self._gathers = self._gathers or Arrivals(1)
-        return Watched(shares.gather(whole, own, group), [whole, own], self._gathers)
+        return Watched(self._gathers.watch(Works(shares.gather(whole, own, group))), [whole, own])
 
     def reduce_scatter(
         self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None
@@ -203,16 +204,7 @@ class Gloo:
         """Everybody's share of the sum: what goes on, and what puts (or adds) the share into its place once it is
         over."""
         works, mine, received = shares.scatter(flat, group)
-
-        def total(own: Tensor, adds: bool) -> None:
-            if adds:
-                own += mine
-            elif own.data_ptr() != mine.data_ptr():
-                own.copy_(mine)
-            for share in received:  # one by one: a sum of them would need memory of its own
-                own += share
-
-        return Works(works, [flat, received]), total
+        return Works(works, [flat, received]), _total(mine, received)
 
     def barrier(self, group: dist.ProcessGroup | None) -> dist.Work:
         work = dist.barrier(group, async_op=True)
@@ -221,7 +213,11 @@ class Gloo:
 
 
 class Staged(Gloo):
-    """GPU tensors over gloo, through pinned host memory. Its collectives can take them, and do the same inside."""
+    """GPU tensors over gloo, through pinned host memory. Its sums can take them, and do the same inside."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._staged: dict[str, Staging] = {}
 
     def on_wire(self, tensor: Tensor) -> Tensor:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -248,25 +244,33 @@ class Staged(Gloo):
         )
 
     def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:
-        return _gathering(whole, own, group)
+        return Watched(self._staging("gather").gather(whole, own, group), [whole, own])
 
     def reduce_scatter(
         self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None
     ) -> tuple[Works, Callable[[Tensor, bool], None]]:
-        """gloo's own sums everything everywhere: everybody sends everybody else's share, and adds up what comes."""
-        received = torch.empty_like(flat)
-        work = dist.all_to_all_single(received, flat, group=group, async_op=True)
-        assert work is not None
+        over, mine, received = self._staging("scatter").scatter(flat, group)
+        return Watched(over, [flat, received]), _total(mine, received)
 
-        def total(own: Tensor, adds: bool) -> None:
-            parts = received.view(sharers, -1)
-            if adds:
-                for part in parts:  # one by one: a sum of them would need memory of its own
-                    own += part
-            else:
-                torch.sum(parts, 0, out=own)
+    def _staging(self, what: str) -> Staging:
+        """Gathers do not stand in line behind scatters, nor the other way round."""
+        if what not in self._staged:
+            self._staged[what] = Staging(self.device)
+        return self._staged[what]
 
-        return Works([work], [flat, received]), total
+
+def _total(mine: Tensor, received: Tensor) -> Callable[[Tensor, bool], None]:
+    """What puts (or adds) a share of a sum into its place, once the others' parts of it have been `received`."""
+
+    def total(own: Tensor, adds: bool) -> None:
+        if adds:
+            own += mine
+        elif own.data_ptr() != mine.data_ptr():
+            own.copy_(mine)
+        for share in received:  # one by one: a sum of them would need memory of its own
+            own += share
+
+    return total
 
 
 def _gathering(whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:

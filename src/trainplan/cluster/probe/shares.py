@@ -13,6 +13,8 @@ goes one after the other, whatever is on its way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 from torch import Tensor
 
@@ -23,22 +25,29 @@ def gather(whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> list[
     """Start to bring everybody's share into its place of `whole`; `own` may be a part of it."""
     place, ranks = dist.get_rank(group), _ranks(group)
     shares = whole.view(len(ranks), -1)
-    others = _others(place, len(ranks))
-    works = [dist.irecv(shares[other], ranks[other], group=group, tag=_GATHER) for other in others]
-    works += [dist.isend(own, ranks[other], group=group, tag=_GATHER) for other in others]
+    those = others(place, len(ranks))
+    works = [dist.irecv(shares[other], ranks[other], group=group, tag=_GATHER) for other in those]
+    works += [dist.isend(own, ranks[other], group=group, tag=_GATHER) for other in those]
     if own.data_ptr() != shares[place].data_ptr():
         shares[place].copy_(own)
     return [work for work in works if work is not None]
 
 
-def scatter(flat: Tensor, group: dist.ProcessGroup | None) -> tuple[list[dist.Work], Tensor, Tensor]:
+def scatter(
+    flat: Tensor, group: dist.ProcessGroup | None, room: Tensor | None = None,
+    before: Callable[[int], None] | None = None,
+) -> tuple[list[dist.Work], Tensor, Tensor]:  # fmt: skip
     """Start to give everybody else's share of `flat` to whom it belongs: the messages, this rank's own share, and what
-    comes from the others, one below the other."""
+    comes from the others, one below the other (in `room`, if there is some). `before` each share is sent, it is called
+    with the place of whom it is for."""
     place, ranks = dist.get_rank(group), _ranks(group)
-    shares = flat.view(len(ranks), -1)
-    received, others = flat.new_empty(len(ranks) - 1, shares.shape[1]), _others(place, len(ranks))
-    works = [dist.irecv(received[other - (other > place)], ranks[other], group=group, tag=_SCATTER) for other in others]
-    works += [dist.isend(shares[other], ranks[other], group=group, tag=_SCATTER) for other in others]
+    shares, those = flat.view(len(ranks), -1), others(place, len(ranks))
+    received = flat.new_empty(len(ranks) - 1, shares.shape[1]) if room is None else room
+    works = [dist.irecv(received[other - (other > place)], ranks[other], group=group, tag=_SCATTER) for other in those]
+    for other in those:
+        if before is not None:
+            before(other)
+        works.append(dist.isend(shares[other], ranks[other], group=group, tag=_SCATTER))
     return [work for work in works if work is not None], shares[place], received
 
 
@@ -46,10 +55,10 @@ def _ranks(group: dist.ProcessGroup | None) -> list[int]:
     return dist.get_process_group_ranks(group or dist.group.WORLD)
 
 
-def _others(place: int, ranks: int) -> list[int]:
+def others(place: int, ranks: int) -> list[int]:
     """The other places of a group, the next one first, so that not everybody sends to the same one.
 
-    >>> _others(2, 4)
+    >>> others(2, 4)
     [3, 0, 1]
     """
     return [(place + step) % ranks for step in range(1, ranks)]
