@@ -96,6 +96,8 @@ def _given(link: Link, what: str) -> str:
 
 
 def _stretch(curve: Curve, before: Cluster, after: Cluster) -> Curve:
+    if curve.op in ("stage", "add"):  # that use no link
+        return curve
     seconds = tuple(
         seconds * _slowest(after, size) / _slowest(before, size)
         for size, seconds in zip(curve.bytes, curve.seconds, strict=True)

@@ -167,9 +167,9 @@ def _all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
 
 
 def all_gather(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
-    """Everybody's share of `size` bytes to everybody. In a ring that is the second half of a sum (NCCL, and gloo where
-    it has to come through a GPU's memory); otherwise everybody sends its share to everybody else."""
-    return _shared_out(cluster, members, size, "all_gather", ring=cluster.backend != "gloo")
+    """Everybody's share of `size` bytes to everybody. In a ring that is the second half of a sum (NCCL); otherwise
+    everybody sends its share to everybody else."""
+    return _shared_out(cluster, members, size, "all_gather", ring=cluster.backend == "nccl")
 
 
 def reduce_scatter(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:

@@ -16,6 +16,10 @@ measured one at a time; where many ranks send at once they share cores, caches a
 where gloo's own all-reduce was measured for as many ranks: it is a ring, in every round of which all of them send, and
 takes so many times longer than a ring of messages one at a time would. A round of another algorithm costs as much more
 where all send as much in a round, and less where fewer do: of a tree only half, then a quarter of the ranks.
+
+Slices of a GPU copy the whole to the host, go through the rounds there, and copy it back. There each of these was
+measured while all ranks are at it (`cluster/probe/parts.py`): copies, messages of ranks that receive as much as they
+send, and additions. A round in which nobody does both (of a tree) takes a message, without the copies at its ends.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
-from trainplan.cluster.cluster import Cluster
+from trainplan.cluster.cluster import Cluster, Curve
 from trainplan.predict.collectives import Talk, all_reduce, cards_between, curve_of, on_curve, one_node
 from trainplan.program.exchanges import BY_ROUNDS, TELLING, rounds_of
 from trainplan.program.exchanges.rounds import Round
 from trainplan.program.program import CostClass
+
+PARTS = ("round", "stage", "add")  # of sums that go through host memory, as a probe measures them
 
 
 class Load(NamedTuple):
@@ -41,6 +47,8 @@ class Load(NamedTuple):
     added_s: float  # seconds a byte of adding
     cards: tuple[tuple[int, float], ...]  # (shared card, seconds a byte)
     senders: int  # members that send
+    adds: float  # share that the busiest member adds
+    both_ways: bool  # somebody sends and receives
 
 
 def summed(cluster: Cluster, c: CostClass) -> Talk:
@@ -62,6 +70,9 @@ def in_rounds(cluster: Cluster, by: str, members: tuple[int, ...], size: int, no
 def _in_rounds(cluster: Cluster, by: str, members: tuple[int, ...], size: int, node: int) -> Talk:
     rounds = loads(cluster, by, members, node)
     if one_node(cluster, members) and curve_of(cluster, "p2p", 2) is not None:
+        parts = [curve for part in PARTS if (curve := curve_of(cluster, part, len(members))) is not None]
+        if len(parts) == len(PARTS):
+            return Talk(_through_host(cluster, rounds, parts, size))
         seconds = [_on_curve(cluster, load, size) * _crowded(cluster, load, len(members), size) for load in rounds]
         return Talk(sum(seconds))
     lead = transfer = 0.0
@@ -88,6 +99,22 @@ def _on_curve(cluster: Cluster, load: Load, size: int) -> float:
     return on_curve(curve, size * load.share) + further + size * load.added_s
 
 
+def _through_host(cluster: Cluster, rounds: list[Load], parts: list[Curve], size: int) -> float:
+    """By the measured parts of a sum that goes through host memory."""
+    alone, (several, copies, adding) = curve_of(cluster, "p2p", 2), parts
+    assert alone is not None
+    total = on_curve(copies, size)
+    for load in rounds:
+        sent = size * load.share
+        if load.both_ways:
+            total += on_curve(several, sent)
+        else:
+            total += on_curve(alone, sent) - 2 * sent / cluster.device(0).host_rate
+        total += load.host_s * max(0, load.messages - 2) / load.messages
+        total += on_curve(adding, size * load.adds) if load.adds else 0.0
+    return total
+
+
 def _crowded(cluster: Cluster, load: Load, ranks: int, size: int) -> float:
     """How many times longer a round takes because many send at once; 1 where no all-reduce of so many was measured."""
     measured = curve_of(cluster, "all_reduce", ranks)
@@ -112,7 +139,7 @@ def loads(cluster: Cluster, by: str, members: tuple[int, ...], node: int) -> lis
 
 def _load(cluster: Cluster, members: tuple[int, ...], one: Round, elements: int) -> Load:
     latency, messages = 0.0, Counter[int]()
-    host, share, link_s, card_s, added = (defaultdict[int, float](float) for _ in range(5))
+    host, share, link_s, card_s, added, adds = (defaultdict[int, float](float) for _ in range(6))
     for t in one:
         a, b = members[t.source], members[t.target]
         link, part = cluster.link(a, b), (t.last - t.first) / elements
@@ -126,7 +153,9 @@ def _load(cluster: Cluster, members: tuple[int, ...], one: Round, elements: int)
             card_s[card] += part / rate
         if t.adds:
             added[t.target] += part * 3 / cluster.device(b).memory_rate
+            adds[t.target] += part
     return Load(
         latency, max(host.values()), max(messages.values()), max(share.values()), max(link_s.values()),
         max(added.values(), default=0.0), tuple(card_s.items()), len({t.source for t in one}),
+        max(adds.values(), default=0.0), bool({t.source for t in one} & {t.target for t in one}),
     )  # fmt: skip

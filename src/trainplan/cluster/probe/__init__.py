@@ -7,6 +7,8 @@ worker.py    one worker: the rounds of measurement
 compute.py   products, copies, contention      (in the worker)
 messages.py  messages and collectives          (in the worker)
 shares.py    equal shares between ranks        (in the worker, and in the engine)
+staging.py   the same of a GPU's tensors       (in the worker, and in the engine)
+parts.py     copies, messages, additions       (in the worker)
 overlap.py   compute beside communication      (in the worker)
 fit.py       samples of all workers to the values of a cluster
 """

@@ -13,6 +13,8 @@ from trainplan.cluster.cluster import Curve, Slowdown
 Samples = dict[str, list[Any]]  # of one worker: by quantity, in the order of measurement
 
 SMALL = 4096  # bytes; up to here the size of a message does not matter
+# What all ranks do at once, by bytes: collectives, and the parts of those that go through host memory (`parts.py`).
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "stage", "round", "add")
 MOST_SLOWDOWN = 20.0  # beyond it compute stands still while communication goes on, and noise decides the rest
 APART = 1.5  # a pair has a link of its own when its largest message is so many times faster or slower
 
@@ -120,7 +122,7 @@ def collectives(workers: Sequence[Samples]) -> tuple[Curve, ...]:
     points: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for name in workers[0]:
         op, _, rest = name.partition(".")
-        if op not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+        if op not in TOGETHER:
             continue
         ranks, size = map(int, rest.split("."))
         members = [worker[name] for worker in workers[:ranks]]

@@ -10,14 +10,18 @@ import torch
 import torch.distributed as dist
 
 from trainplan.cluster.probe import shares
+from trainplan.cluster.probe.parts import Parts
+from trainplan.cluster.probe.staging import Staging
 from trainplan.cluster.probe.team import Record, Round, Team, levels
 from trainplan.units import KIB, MIB
 
 SIZES = (1, 256, 4 * KIB, 32 * KIB, 128 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
 QUICK_SIZES = (1, 4 * KIB, 64 * KIB, 1 * MIB, 8 * MIB, 32 * MIB)
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+SHARED_OUT = ("all_gather", "reduce_scatter")
 SMALL = 64 * KIB  # up to this size a message is repeated within a round: it is short, and its time jumps about
 REPEATS = 4
+AT_ONCE = 4  # shares of so many tensors are on their way at once where copies overlap with messages
 
 
 def pairs(count: int) -> list[tuple[int, int]]:
@@ -41,7 +45,8 @@ def prepare(team: Team, quick: bool) -> Round:
     for count in levels(team.count)[1:]:
         # Every worker takes part in making every group, also of those that it is not in.
         groups[count] = dist.new_group(list(range(count)), backend=team.backend)
-    floats, more, apart = (torch.zeros(sizes[-1] // 4 + team.count, device=team.device) for _ in range(3))
+    room = tuple(torch.zeros(sizes[-1] // 4 + team.count, device=team.device) for _ in range(2))
+    staging, parts = (Staging(team.device), Parts(team)) if team.staged else (None, None)
 
     def one_round(record: Record) -> None:
         for a, b in pairs(team.count):
@@ -54,7 +59,8 @@ def prepare(team: Team, quick: bool) -> Round:
             if team.rank < count and group is not None:
                 for op in OPS:
                     for size in sizes:
-                        call, total = _collective(op, size, count, (floats, more, apart), group)
+                        call, total = _collective(op, size, count, room, group, staging)
+                        many = AT_ONCE if staging is not None and op in SHARED_OUT else 1
                         for _ in range(REPEATS if size <= SMALL else 1):
                             dist.barrier(group=group)
                             team.sync()
@@ -63,7 +69,10 @@ def prepare(team: Team, quick: bool) -> Round:
                             team.sync()
                             # Both moments, on the clock that all processes of a machine share: the collective lasts
                             # from the last arrival to the last departure, which only all samples together tell.
-                            record(f"{op}.{count}.{total}", (started, time.perf_counter()))
+                            lasted = time.perf_counter() - started
+                            record(f"{op}.{count}.{total}", (started, started + lasted / many))
+                if parts is not None:
+                    parts.measure(count, group, record)
 
     return one_round
 
@@ -113,10 +122,10 @@ class Wire:
 
 
 def _collective(
-    op: str, size: int, count: int, room: tuple[torch.Tensor, torch.Tensor, torch.Tensor], group: dist.ProcessGroup
+    op: str, size: int, count: int, room: tuple[torch.Tensor, ...], group: dist.ProcessGroup, staging: Staging | None
 ) -> tuple[Callable[[], object], int]:
     """The call, and the bytes of its whole tensor: `size`, or the next multiple that can be dealt out."""
-    floats, more, apart = room
+    floats, more = room
     part = max(1, round(size / 4 / count))
     whole = part * count
     if op == "all_reduce":
@@ -125,17 +134,12 @@ def _collective(
     if op == "broadcast":
         tensor = floats[: max(1, size // 4)]
         return lambda: dist.broadcast(tensor, src=0, group=group), tensor.numel() * 4
-    if dist.get_backend(group) == "gloo" and floats.device.type == "cpu":  # as the engine does it
+    if staging is not None:
+        return _staged(op, floats[:whole], more[:part], group, staging), whole * 4
+    if dist.get_backend(group) == "gloo":  # as the engine does it
         return _by_messages(op, floats[:whole], more[:part], group), whole * 4
     if op == "all_gather":
         return lambda: dist.all_gather_into_tensor(floats[:whole], more[:part], group=group), whole * 4
-    if dist.get_backend(group) == "gloo":  # the same of a GPU's memory: gloo's own sums everything everywhere
-
-        def scatter() -> None:
-            dist.all_to_all_single(apart[:whole], floats[:whole], group=group)
-            torch.sum(apart[:whole].view(count, part), 0, out=more[:part])
-
-        return scatter, whole * 4
     return lambda: dist.reduce_scatter_tensor(more[:part], floats[:whole], group=group), whole * 4
 
 
@@ -150,8 +154,29 @@ def _by_messages(op: str, whole: torch.Tensor, own: torch.Tensor, group: dist.Pr
         works, mine, received = shares.scatter(whole, group)
         for work in works:
             work.wait()
-        own.copy_(mine)
-        for share in received:
-            own.add_(share)
+        _add_up(own, mine, received)
 
     return gather if op == "all_gather" else scatter
+
+
+def _staged(
+    op: str, whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, staging: Staging
+) -> Callable[[], object]:
+    """The same of a GPU's memory, several at once."""
+
+    def gather() -> None:
+        for over in [staging.gather(whole, own, group) for _ in range(AT_ONCE)]:
+            over.result()
+
+    def scatter() -> None:
+        for over, mine, received in [staging.scatter(whole, group) for _ in range(AT_ONCE)]:
+            over.result()
+            _add_up(own, mine, received)
+
+    return gather if op == "all_gather" else scatter
+
+
+def _add_up(own: torch.Tensor, mine: torch.Tensor, received: torch.Tensor) -> None:
+    own.copy_(mine)
+    for share in received:
+        own.add_(share)

@@ -58,8 +58,8 @@ class Staging:
         return over
 
     def scatter(self, flat: Tensor, group: dist.ProcessGroup | None) -> tuple[Future[float], Tensor, Tensor]:
-        """Start to give everybody else's share of `flat` to whom it belongs: when it is over, this rank's own share, and
-        what comes from the others, one below the other."""
+        """Start to give everybody else's share of `flat` to whom it belongs: when it is over, this rank's own share,
+        and what comes from the others, one below the other."""
         over, computed = Future[float](), self._now()
         place, ranks = dist.get_rank(group), dist.get_world_size(group)
         parts = flat.view(ranks, -1)

@@ -44,6 +44,7 @@ def gradients(ledger: Ledger, found: Found) -> None:
         ledger.add(Value.TOKEN, 0, home, complete, norm, (norm,))
         ledger.add(Value.TOKEN, 0, home, norm, step, (step,))
     # Bucket k: the piece of backward that completes it → its exchange → the norm or the step.
+    never = np.full((2, 1), -1, dtype=np.int64)
     filled = [(number, unit) for number, h in enumerate(holdings) for unit in range(len(layout.buckets[h.stage]))]
     if filled and not layout.decides:  # else see `decided.py`
         of, units = [number for number, _ in filled], [unit for _, unit in filled]
@@ -52,11 +53,13 @@ def gradients(ledger: Ledger, found: Found) -> None:
         reduce = found.shared(Kind.REDUCE_GRAD, stages, units=units)
         ledger.add(Value.TOKEN, 0, home[of], piece, reduce, (reduce,))
         ledger.add(Value.TOKEN, 0, home[of], reduce, step[of], (norm[of], step[of]))
-        if layout.sums_by in BY_ROUNDS:
-            room = [
-                _room(layout, holdings[number], layout.buckets[holdings[number].stage][unit]) for number, unit in filled
-            ]
-            ledger.add_some(Value.COMMUNICATION, np.array(room)[:, None], home[of], reduce, reduce)
+        if layout.sums_by in BY_ROUNDS and layout.backend.receives_on_device:
+            room = np.array([_room(layout, holdings[n], layout.buckets[holdings[n].stage][unit]) for n, unit in filled])
+            if layout.backend.host_computes:  # the host's memory is kept for the next sum
+                for rank in np.unique(home[of, 0]):
+                    ledger.add(Value.COMMUNICATION, int(room[home[of, 0] == rank].max()), np.array([rank]), *never)
+            else:
+                ledger.add_some(Value.COMMUNICATION, room[:, None], home[of], reduce, reduce)
     for number, tie in enumerate(layout.ties):
         holders = [n for n, h in enumerate(holdings) if h.stage in tie.stages]
         exchange = found.shared(Kind.REDUCE_GRAD, [tie.stages[0]], [layout.first_tie + number])

@@ -40,17 +40,13 @@ def gathered(ledger: Ledger, found: Found, homes: Ints) -> None:
     Where they stay, the passes after the first find them; otherwise every piece reads what was gathered for it.
     """
     layout = found.layout
-    staged = layout.backend.name == "gloo-staged"  # gloo's all-gather has memory of its own; messages come into place
     for stage in layout.stages:
         units, count = layout.units[stage], len(layout.sections[stage])
         if not units:
             continue
         home = np.broadcast_to(homes[stage], (len(units), found.places))
-        whole = np.array([[unit.bytes] for unit in units])
         there = found.ops(Kind.GATHER_F, [stage] * len(units), units=range(len(units)))
         _after_step(ledger, found, stage, there)
-        if staged:
-            ledger.add_some(Value.COMMUNICATION, np.broadcast_to(whole, there.shape), home, there, there)
         forward = [_ops(found, Kind.F, stage, [piece] * len(units)) for piece in range(count)]
         if layout.plan.zero < 3:
             first = np.array([forward[unit.first][number] for number, unit in enumerate(units)])
@@ -58,8 +54,6 @@ def gathered(ledger: Ledger, found: Found, homes: Ints) -> None:
             ledger.add(Value.WEIGHTS, 0, home[made], there[made], np.full(made.sum(), -1), (first[made],))
             continue
         back = found.ops(Kind.GATHER_B, [stage] * len(units), units=range(len(units)))
-        if staged:
-            ledger.add_some(Value.COMMUNICATION, np.broadcast_to(whole, back.shape), home, back, back)
         for number, unit in enumerate(units):
             own = unit.bytes
             reads = [forward[piece][0] for piece in range(unit.first, unit.last + 1)]
@@ -131,7 +125,6 @@ def _first(layout: Layout, stage: int) -> int:
 def scattered(ledger: Ledger, found: Found, homes: Ints) -> None:
     """Gradients: from the pieces of backward that complete them, over their sums, to the step."""
     layout, zero = found.layout, found.layout.plan.zero
-    staged = layout.backend.name == "gloo-staged"
     for stage in layout.stages:
         units = layout.units[stage]
         holdings = [h for h in layout.holdings if h.stage == stage]
@@ -153,8 +146,7 @@ def scattered(ledger: Ledger, found: Found, homes: Ints) -> None:
             if layout.backend.name != "nccl":
                 # What the others send lies side by side until it is summed; and before that gradients that lie apart
                 # are copied together.
-                in_place = zero == 1 and not staged
-                room = unit.bytes - unit.share_bytes if in_place else unit.bytes
+                room = unit.bytes - unit.share_bytes if zero == 1 else unit.bytes
                 ledger.add(Value.COMMUNICATION, room, home, made, op[done], late=True)
             if zero > 1 and unit.first > 1:  # no more than two units are on their way at once
                 later = _begin(_backward(found, stage, unit.first - 2))[done]

@@ -1,0 +1,64 @@
+"""What a sum in rounds is made of where its bytes go through host memory: copies, messages and additions.
+
+Slices of a GPU copy a bucket to the host, exchange parts of it there, add up what arrives, and copy it back
+(`engine/exchanges.py`). Each of these is measured while all ranks do it, as they will: copies share one way to the GPU,
+and the threads that send, receive and add share cores and memory.
+
+    stage   a tensor to pinned memory, and back
+    round   from host memory to the next rank, while as much arrives from the one before
+    add     one tensor of the host to another
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from trainplan.cluster.probe.team import Record, Team
+from trainplan.units import KIB, MIB
+
+PARTS = ("stage", "round", "add")
+SIZES = (4 * KIB, 128 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
+_TAG = 5
+
+
+class Parts:
+    """The memory that they are measured in."""
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        cuda = team.device.type == "cuda"
+        self.tensor = torch.zeros(SIZES[-1] // 4, device=team.device)
+        self.host, self.more = (torch.zeros(SIZES[-1] // 4, pin_memory=cuda) for _ in range(2))
+
+    def measure(self, count: int, group: dist.ProcessGroup, record: Record) -> None:
+        """Each part at each size once, on the first so many workers: both moments, as of collectives."""
+        for part, size in ((part, size) for part in PARTS for size in SIZES):
+            call = self._call(part, size // 4, count, group)
+            dist.barrier(group=group)
+            self.team.sync()
+            started = time.perf_counter()
+            call()
+            self.team.sync()
+            record(f"{part}.{count}.{size}", (started, time.perf_counter()))
+
+    def _call(self, part: str, numbers: int, count: int, group: dist.ProcessGroup) -> Callable[[], object]:
+        tensor, host, more = (whole[:numbers] for whole in (self.tensor, self.host, self.more))
+        rank = self.team.rank
+
+        def stage() -> None:
+            host.copy_(tensor, non_blocking=True)
+            self.team.sync()
+            tensor.copy_(host, non_blocking=True)
+
+        def round_() -> None:
+            works = [dist.irecv(more, (rank - 1) % count, group=group, tag=_TAG)]
+            works.append(dist.isend(host, (rank + 1) % count, group=group, tag=_TAG))
+            for work in works:
+                if work is not None:
+                    work.wait()
+
+        return {"stage": stage, "round": round_, "add": lambda: host.add_(more)}[part]
