@@ -164,9 +164,9 @@ def _resume(trainer: Trainer, job: Job, out: Path) -> Begun:
 
 
 def _device(job: Job) -> torch.device:
+    keep_memory()  # which slices of a GPU exchange things through, too
     if job.device == "cpu":
         torch.set_num_threads(1)  # a worker is a core
-        keep_memory()
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device(job.device, local % torch.cuda.device_count())
