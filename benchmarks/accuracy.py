@@ -26,9 +26,10 @@ import torch
 
 from trainplan import files
 from trainplan.bench import limit
-from trainplan.bench.accuracy import Compared, Row
+from trainplan.bench.accuracy import Compared
 from trainplan.bench.command import command
 from trainplan.bench.pool import placed
+from trainplan.bench.row import Row
 from trainplan.bench.slices import sliced
 from trainplan.bench.slow_link import SlowLink, slow_link
 from trainplan.bench.suites import exchanges, orders, suite

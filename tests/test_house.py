@@ -34,13 +34,13 @@ LEVELS: list[set[str]] = [
     {"predict", "engine"},
     {"solve", "search", "study"},
     {"bench", "report"},
-    {"__init__", "__main__", "api", "cli", "hardware", "run", "situation", "starting", "studies"},
+    {"__init__", "__main__", "api", "cli", "hardware", "run", "situation", "starting", "studies", "benches"},
 ]
 BESIDE = {
     ("search", "solve"), ("bench", "report"),
     ("units", "errors"), ("files", "errors"), ("cli", "api"), ("__init__", "api"), ("api", "situation"),
     ("api", "starting"), ("starting", "situation"), ("api", "hardware"), ("hardware", "situation"), ("__main__", "cli"),
-    ("api", "studies"),
+    ("api", "studies"), ("api", "benches"),
 }  # fmt: skip
 LEVEL = {room: number for number, level in enumerate(LEVELS) for room in level}
 

@@ -259,6 +259,54 @@ def study(
     _answer(json, api.study, what, tasks, rules, workers, seeds, epochs, output, picture)
 
 
+bench = typer.Typer(
+    name="bench",
+    help="The benchmark suite: measure it, and see how good predictions and recommendations are.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(bench)
+_Picture = Annotated[list[str], typer.Option(help="A .svg, .png or .pdf. Repeatable.")]
+
+
+@bench.command("run")
+def bench_run(
+    out: Annotated[str, typer.Option(help="Folder of results; what is in it is not measured again.")] = "bench-results",
+    networks: Annotated[str, typer.Option(help="Such as resnet18,gpt-tiny; without it, all.")] = "",
+    datasets: Annotated[str, typer.Option(help="Such as mnist,text; without it, all.")] = "",
+    workload: Annotated[list[str], typer.Option(help="One that the suite has not, instead. Repeatable.")] = [],  # noqa: B006
+    systems: Annotated[str, typer.Option(help="Such as ddp,gpipe; without it, all that run, and our own pick.")] = "",
+    workers: Annotated[str, typer.Option(help="How many, with commas.")] = "2",
+    batch: Annotated[int, typer.Option(help="Samples of a step, over all workers; 0: the workload's own.")] = 0,
+    memory: Annotated[str, typer.Option(help="That a worker may use, such as 24GB.")] = "",
+    link: Annotated[str, typer.Option(help="Between two halves of the workers, such as 1Gbit/s. Needs root.")] = "",
+    delay: Annotated[str, typer.Option(help="Of that link, one way, such as 1ms.")] = "",
+    uneven: Annotated[int, typer.Option(help="How many times slower half of the workers is.")] = 1,
+    slices: Annotated[int, typer.Option(help="Of one GPU, a worker each; 0: CPU cores. Needs root.")] = 0,
+    steps: Annotated[int, typer.Option(help="Of a candidate in a round.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Of all candidates, one after the other.")] = 3,
+    seconds: Annotated[float, typer.Option(help="Of timing for a profile.")] = 10.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Probe workers with fewer sizes and rounds.")] = False,
+    minutes: Annotated[float, typer.Option(help="That this call may take; 0: as long as it takes.")] = 0.0,
+    json: Json = False,
+) -> None:
+    """Predict and run every system on every workload; goes on where it stopped."""
+    _answer(
+        json, api.bench_run, out, networks, datasets, workload, systems, workers, batch, memory, link, delay, uneven,
+        slices, steps, rounds, seconds, quick, minutes,
+    )  # fmt: skip
+
+
+@bench.command("accuracy")
+def bench_accuracy(
+    results: Annotated[list[str], typer.Argument(help="files or folders of bench run, or of benchmarks/accuracy.py")],
+    picture: _Picture = [],  # noqa: B006
+    json: Json = False,
+) -> None:
+    """Errors by system, network, data set and operation; hits and regret of recommendations."""
+    _answer(json, api.bench_accuracy, results, picture)
+
+
 def _version(asked: bool) -> None:
     if asked:
         print(f"trainplan {VERSION}")

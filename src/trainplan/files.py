@@ -146,3 +146,12 @@ def read(path: str | Path, what: str) -> Any:
             f"making the {what} again",
         )
     return content["data"]
+
+
+def kind(path: str | Path) -> str:
+    """What a file says that it is; nothing where it is not one of ours."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(content.get("trainplan", "")) if isinstance(content, dict) else ""

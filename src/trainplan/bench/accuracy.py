@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from statistics import median
 
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from trainplan.bench.pool import pool
+from trainplan.bench.row import Difference, Row
 from trainplan.cluster.cluster import Cluster
 from trainplan.engine.measurement import Measurement, RunResult, measure, one_by_one, together
 from trainplan.engine.trainer import Trainer
@@ -54,38 +55,6 @@ WARM_UP = 2
 WORST = 8  # operations that are named in a row
 DRIFTS = 5  # speeds at which a step across a link is predicted; those between are interpolated
 LEAST_PUSHES = 12  # of a worker that goes on without the others: the first ones do not count
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One operation of one rank: predicted beside measured, in seconds of the step that only it accounts for."""
-
-    name: str
-    rank: int
-    predicted_s: float
-    measured_s: float
-
-
-@dataclass(frozen=True)
-class Row:
-    """One plan of one workload: predicted beside measured."""
-
-    workload: str
-    plan: str
-    kind: str
-    ranks: int
-    batch: int
-    predicted_s: float
-    measured_s: float
-    error: float  # at the speed that the reference kernel shows: (predicted − measured) / measured
-    raw_error: float
-    noise_floor: float
-    steps: int
-    by_kind: dict[str, tuple[float, float]]  # kind of operation → predicted and measured seconds a step, mean rank
-    asked: str = ""  # the request that the plan was made from
-    rounds: tuple[float, ...] = ()  # the error of every round by itself
-    worst: tuple[Difference, ...] = ()  # the operations that are furthest off
-    drift: float = 0.0  # how much longer the reference kernel took than when the profile was made; 0: not kept
 
 
 @cache

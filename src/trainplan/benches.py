@@ -1,0 +1,120 @@
+"""The public functions about the benchmark suite. They belong to `trainplan.api`, which names them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainplan.errors import InputError
+
+if TYPE_CHECKING:
+    from trainplan.report.suite import Benched, Scored
+
+
+def bench_run(
+    out: str = "bench-results",
+    networks: str = "",
+    datasets: str = "",
+    workload: Sequence[str] = (),
+    systems: str = "",
+    workers: str = "2",
+    batch: int = 0,
+    memory: str = "",
+    link: str = "",
+    delay: str = "",
+    uneven: int = 1,
+    slices: int = 0,
+    steps: int = 5,
+    rounds: int = 3,
+    seconds: float = 10.0,
+    quick: bool = False,
+    minutes: float = 0.0,
+) -> Benched:
+    """Measure the suite: its data sets × networks × systems × numbers of workers, predicted and run.
+
+    Everything that is not said is all there is. Called again with the same folder, it goes on where it stopped;
+    `minutes` is how long one call may take (0: until it is done). `workload`: others than the suite's.
+    """
+    from trainplan.bench.cases import Conditions, cases, whole_numbers
+    from trainplan.bench.cases import systems as known
+    from trainplan.report.lines import command
+    from trainplan.units import parse_bytes, parse_rate, parse_seconds
+
+    for option, value, least in (("uneven", uneven, 1), ("steps", steps, 1), ("rounds", rounds, 1)):
+        if value < least:
+            raise InputError(f"--{option} {value}", f"it is at least {least}", f"--{option} {least + 1}")
+    conditions = Conditions(
+        parse_bytes(memory) if memory else 0, parse_rate(link) if link else 0.0, parse_seconds(delay) if delay else 0.0,
+        uneven, slices,
+    )  # fmt: skip
+    if delay and not link:
+        raise InputError(f"--delay {delay}", "it is a link that is late, and none is asked for", "--link 1Gbit/s")
+    counts = whole_numbers("workers", _words(workers))
+    chosen = cases(_words(networks), _words(datasets), list(workload), counts, conditions, batch)
+    wanted = known(_words(systems)) if systems else []
+    options = {
+        "networks": networks, "datasets": datasets, "workload": list(workload), "systems": systems, "workers": workers,
+        "batch": batch or "", "memory": memory, "link": link, "delay": delay, "uneven": uneven if uneven > 1 else "",
+        "slices": slices or "", "steps": steps, "rounds": rounds,
+    }  # fmt: skip
+    typed = command("bench run", out=Path(out).name, **options).replace("'bench run'", "bench run")
+    from trainplan.bench.slices import sliced
+    from trainplan.bench.suite import Effort, Suite
+    from trainplan.report.progress import progress
+    from trainplan.report.suite import Benched
+
+    Path(out).mkdir(parents=True, exist_ok=True)
+    with sliced(slices) if slices else nullcontext(), progress() as report:
+        suite = Suite(
+            chosen, Path(out), wanted, Effort(steps, rounds, seconds, quick), minutes or float("inf"), typed,
+            report if sys.stderr.isatty() else _line,
+        )  # fmt: skip
+        outcomes = suite.run()
+    again = typed if suite.unfinished else f"trainplan bench accuracy {out}"
+    return Benched(tuple(outcomes), out, suite.unfinished, again)
+
+
+def bench_accuracy(results: Sequence[str], picture: Sequence[str] = ()) -> Scored:
+    """Join predictions with measurements: errors by system, network, data set and operation; hits and regret.
+
+    `results` are files or folders of `bench run`, or files of benchmarks/accuracy.py. Each `picture` ends in .svg, .png
+    or .pdf.
+    """
+    from trainplan.bench.results import read
+    from trainplan.bench.scores import by_operation, errors, judge, rule_of, summaries
+    from trainplan.report.picture import check_picture
+    from trainplan.report.suite import Scored, draw
+
+    for path in picture:
+        check_picture(path, "--picture")
+    outcomes = read(results)
+    points = [(r.system, r.predicted_s, r.measured_s) for o in outcomes for r in o.ran if r.measured_s is not None]
+    if not points:
+        raise InputError(f"bench accuracy {' '.join(results)}", "nothing in it has run", "trainplan bench run")
+    groups = {
+        "system": errors(outcomes, lambda outcome, result: result.system),
+        "network": errors(outcomes, lambda outcome, result: outcome.network),
+        "data set": errors(outcomes, lambda outcome, result: outcome.dataset),
+        "operation": by_operation(outcomes),
+        "all": errors(outcomes, lambda outcome, result: "all"),
+    }
+    judged = judge(outcomes)
+    for path in picture:
+        draw(points, judged, path)
+    machines = dict.fromkeys(f"{o.machine}, torch {o.torch}, {o.made}" for o in outcomes)
+    return Scored(
+        tuple(machines), {name: tuple(rows) for name, rows in groups.items()}, tuple(judged),
+        tuple(summaries(judged)), tuple(rule_of(outcomes)), tuple(picture),
+    )  # fmt: skip
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _line(what: str, share: float) -> None:
+    """Where there is no terminal, a line for everything that begins."""
+    print(f"{share:4.0%}  {what}", file=sys.stderr, flush=True)
