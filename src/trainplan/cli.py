@@ -286,7 +286,7 @@ def bench_run(
     steps: Annotated[int, typer.Option(help="Of a candidate in a round.")] = 5,
     rounds: Annotated[int, typer.Option(help="Of all candidates, one after the other.")] = 3,
     seconds: Annotated[float, typer.Option(help="Of timing for a profile.")] = 10.0,
-    quick: Annotated[bool, typer.Option("--quick", help="Probe workers with fewer sizes and rounds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Probe workers less, or not where they were before.")] = False,
     minutes: Annotated[float, typer.Option(help="That this call may take; 0: as long as it takes.")] = 0.0,
     json: Json = False,
 ) -> None:

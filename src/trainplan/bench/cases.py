@@ -138,8 +138,8 @@ def asked(choices: Request, key: str, workers: int) -> str:
     >>> asked(parse("schedule=gpipe"), "gpipe", 4), asked(parse("exchange=ps-bsp pp=1"), "ps-bsp", 4)
     ('gpipe pp=4 dp=1', 'ps-bsp dp=3 servers=1')
     """
-    if choices.dp == 1:
-        return key
+    if choices.dp == 1 or choices.partition is not None:  # of those that cut, some choose on how many workers, too
+        return key if choices.dp == 1 or workers > 1 else ""
     if choices.pp != 1:
         return f"{key} pp={workers} dp=1" if workers > 1 else ""
     if choices.exchange in AT_SERVERS:

@@ -50,7 +50,7 @@ class Effort:
     steps: int = 5  # of a candidate in a round
     rounds: int = 3
     profile_s: float = 10.0  # of timing for a profile
-    quick: bool = False  # probes
+    quick: bool = False  # probes, or what is remembered of one
 
 
 class Suite:
@@ -136,7 +136,7 @@ class Suite:
             cluster = Cluster.load(kept_cluster)
         else:
             self._tell(f"{case.name}: probing")
-            found = probe(case.workers, self.device, quick=self.effort.quick, refresh=True, place=place)
+            found = probe(case.workers, self.device, quick=self.effort.quick, refresh=not self.effort.quick, place=place)
             cluster = described(limited(found, case.conditions.memory or None), case.conditions.uneven)
             cluster.save(kept_cluster)
         if kept_profile.exists():

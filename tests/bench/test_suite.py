@@ -1,0 +1,231 @@
+"""The benchmark suite: its cases, what a run of it leaves behind, and that it can be gone on with."""
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainplan import files
+from trainplan.bench import suite as suite_module
+from trainplan.bench.accuracy import Compared
+from trainplan.bench.cases import NETWORKS, Conditions, candidates, cases, systems
+from trainplan.bench.results import OUT_OF_MEMORY, Outcome, load, read
+from trainplan.bench.suite import Effort, Suite, reason
+from trainplan.bench.uneven import described, uneven
+from trainplan.cluster.parse import cluster
+from trainplan.errors import InputError, RunError
+from trainplan.plan.systems import SYSTEMS
+from trainplan.profile.measure import measure
+from trainplan.profile.profile import Profile
+from trainplan.workload.datasets import DATASETS
+from trainplan.workload.load import load as load_workload
+
+TINY = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32,batch=4"
+
+
+# -- cases ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.system("bench", "R")
+def test_the_suite_is_every_network_on_every_data_set_and_a_family_of_gpts() -> None:
+    found = cases(workers=[2, 4])
+    images = {(case.network, case.dataset) for case in found if case.dataset in DATASETS}
+    assert images == {(network, data) for network in NETWORKS for data in DATASETS}
+    assert len(images) == 24
+    assert len({case.network for case in found if case.dataset == "text"}) == 3
+    assert len(found) == 2 * 27
+    assert len({case.file for case in found}) == len(found)
+    for case in found:
+        assert load_workload(case.workload).batch > 0
+    assert [c.workload for c in cases(["vgg11"], ["mnist"], batch=8)] == ["vgg11:mnist,batch=8"]
+    with pytest.raises(InputError, match="GPTs read text"):
+        cases(["gpt-tiny"], ["mnist"])
+    with pytest.raises(InputError, match="resnet18"):
+        cases(["resnet81"])
+
+
+def test_candidates_are_the_systems_that_run(monkeypatch) -> None:
+    found = candidates(4)
+    built = {key for key, row in SYSTEMS.items() if row.choices is not None}
+    assert set(found.values()) == set(systems()) <= built
+    assert {"single", "ddp", "zero3", "gpipe", "dapple", "zb-h1", "ps-bsp"} <= set(systems())
+    assert found["ps-bsp dp=3 servers=1"] == "ps-bsp"
+    assert set(candidates(1).values()) == {"single"}
+    sliced = replace(SYSTEMS["ddp"], key="new", choices="tp=2")  # predicted only
+    monkeypatch.setitem(SYSTEMS, "new", sliced)
+    assert "new" not in systems()
+    monkeypatch.setitem(SYSTEMS, "new", replace(sliced, choices="schedule=gpipe"))
+    assert candidates(2)["new pp=2 dp=1"] == "new"
+    with pytest.raises(InputError, match="no system that can be run"):
+        systems(["nonsense"])
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return measure(load_workload(TINY), samples=[2, 4], repeats=1, verify=False)
+
+
+def started(folder: Path, profile: Profile, words: list[str], minutes: float = 10.0, **conditions) -> Suite:
+    """A suite of one tiny case that needs neither a probe nor a profile: they are there from an earlier call."""
+    (case,) = cases(workloads=[TINY], conditions=Conditions(**conditions))
+    there = cluster("2xcpu")
+    there.save(folder / suite_module._file(case, "cluster"))
+    profile.save(folder / suite_module._file(case, "profile"))
+    return Suite([case], folder, words, Effort(steps=1, rounds=1), minutes, "trainplan bench run", lambda *_: None)
+
+
+@pytest.mark.system("bench", "R")
+def test_what_ran_and_what_failed_are_results_and_are_not_measured_again(tmp_path, profile, monkeypatch) -> None:
+    suite = started(tmp_path, profile, ["single", "ddp", "preload", "hsdp"])
+    (outcome,) = suite.run()
+    assert not suite.unfinished
+    assert {r.asked for r in outcome.results} == {"single", "ddp dp=2", "preload dp=2", "hsdp dp=2"}
+    assert {r.asked for r in outcome.ran} == {"single", "ddp dp=2", "preload dp=2"}
+    assert "nothing to share out" in next(r.failure for r in outcome.results if r.system == "hsdp")
+    ddp = outcome.known("ddp dp=2")
+    assert ddp
+    assert ddp.row
+    assert ddp.measured_s == pytest.approx(ddp.row.predicted_s / (1 + ddp.row.error))
+    assert ddp.published_s is not None
+    assert ddp.predicted_bytes > 0
+    (kept,) = [load(path) for path in tmp_path.glob("*.json") if files.kind(path) == "bench"]
+    assert kept == outcome
+    assert kept.torch == torch.__version__
+    assert kept.machine
+    assert kept.python
+    # Once more: nothing is left to do, so nothing is run.
+    monkeypatch.setattr(Compared, "run", lambda *_: pytest.fail("it was measured already"))
+    again = started(tmp_path, profile, ["single", "ddp", "preload", "hsdp"])
+    assert again.planned == 0
+    assert again.run() == [outcome]
+    # One that is new is measured, and only that.
+    ran: list[str] = []
+    monkeypatch.setattr(Compared, "run", lambda self, steps: ran.append(self.asked) or 1 / 0)
+    (more,) = started(tmp_path, profile, ["single", "ddp", "zero1"]).run()
+    assert ran == ["zero1 dp=2"]
+    assert more.known("zero1 dp=2").failure == "division by zero"
+    assert more.known("ddp dp=2") == ddp
+
+
+def test_two_names_of_one_plan_are_measured_once(tmp_path, profile, monkeypatch) -> None:
+    monkeypatch.setitem(SYSTEMS, "twin", replace(SYSTEMS["single"], key="twin"))
+    ran: list[str] = []
+    original = Compared.run
+    monkeypatch.setattr(Compared, "run", lambda self, steps: (ran.append(self.asked), original(self, steps)))
+    (outcome,) = started(tmp_path, profile, ["single", "twin"]).run()
+    assert ran == ["single"]
+    assert outcome.known("twin") is outcome.known("single")
+    assert outcome.results[0].also == ("twin",)
+
+
+def test_one_failure_does_not_stop_the_others_and_memory_is_said(tmp_path, profile, monkeypatch) -> None:
+    original = Compared.run
+
+    def run(self: Compared, steps: int) -> None:
+        if self.plan.zero:
+            raise RunError("2 processes", "rank 1 failed\ntorch.OutOfMemoryError: CUDA out of memory. 3 GiB")
+        original(self, steps)
+
+    monkeypatch.setattr(Compared, "run", run)
+    (outcome,) = started(tmp_path, profile, ["zero1", "single"]).run()
+    failed = outcome.known("zero1 dp=2")
+    assert failed.too_big
+    assert "3 GiB" in failed.failure
+    assert [r.asked for r in outcome.ran] == ["single"]
+    assert reason(ValueError()) == "ValueError"
+
+
+def test_what_cannot_fit_is_not_run_where_nothing_would_stop_it(tmp_path, profile, monkeypatch) -> None:
+    monkeypatch.setattr(Compared, "run", lambda *_: pytest.fail("it does not fit"))
+    suite = started(tmp_path, profile, ["single", "ddp"])
+    small = cluster("2xcpu")
+    tight = suite_module.limited(small, small.device(0).context_bytes + 1000)
+    tight.save(tmp_path / suite_module._file(suite.cases[0], "cluster"))
+    (outcome,) = suite.run()
+    assert [r.failure.partition(":")[0] for r in outcome.results] == [OUT_OF_MEMORY] * 2
+    assert not any(r.fits for r in outcome.results)
+
+
+def test_it_stops_in_time_and_says_so(tmp_path, profile) -> None:
+    suite = started(tmp_path, profile, ["single"], minutes=0.0)
+    (outcome,) = suite.run()
+    assert suite.unfinished
+    assert outcome.results == ()
+
+
+def test_a_model_that_cannot_be_profiled_is_a_result(tmp_path, profile, monkeypatch) -> None:
+    suite = started(tmp_path, profile, ["single", "ddp"])
+    (tmp_path / suite_module._file(suite.cases[0], "profile")).unlink()
+
+    def measure(*_: object, **__: object) -> Profile:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(suite_module, "measure", measure)
+    (outcome,) = suite.run()
+    assert all(r.too_big for r in outcome.results)
+    assert len(outcome.results) == 2
+
+
+# -- uneven workers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_the_last_half_shares_its_cores() -> None:
+    own = os.sched_getaffinity(0)
+    with uneven(2, times=2) as place:
+        with place(1, 2):
+            there = os.sched_getaffinity(0)
+        assert len(there) == 1
+        assert os.sched_getaffinity(0) == own
+        import psutil
+
+        (beside,) = [p for p in psutil.Process().children() if p.cpu_affinity() == list(there)]
+        before = sum(beside.cpu_times()[:2])
+        deadline = time.monotonic() + 20
+        while sum(beside.cpu_times()[:2]) < before + 0.1:
+            assert time.monotonic() < deadline, "it does not count"
+            time.sleep(0.02)
+    assert not beside.is_running()
+    slowed = described(cluster("4xcpu"), 2)
+    assert [device.name for device in slowed.nodes[0].devices] == ["cpu"] * 2 + ["cpu, 2 times slower"] * 2
+    with pytest.raises(RunError, match="a core of its own"), uneven(10_000, 2):
+        pass
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_older_files_are_cases_too() -> None:
+    data = Path(__file__).parents[2] / "benchmarks" / "data"
+    found = read([data / "accuracy-16-cores.json"])
+    assert {outcome.workers for outcome in found} == {2, 4}
+    assert all(len(outcome.results) == 5 for outcome in found)  # one device, and four plans of so many ranks
+    assert {r.system for r in found[0].results} == {"single", "dp", "naive", "gpipe", "1f1b"}
+    assert {outcome.dataset for outcome in read([data])} >= {"cifar10", "text"}
+    with pytest.raises(InputError, match="no results in it"):
+        read([data.parents[1] / "examples"])
+
+
+def test_a_result_is_readable_by_others(tmp_path) -> None:
+    outcome = Outcome("here", "cpu", "2.13", "2026-01-01", "", "vgg11", "mnist", "vgg11:mnist", 2, 8)
+    outcome.save(tmp_path / "one.json")
+    assert json.loads((tmp_path / "one.json").read_text())["trainplan"] == "bench"
+    assert load(tmp_path / "one.json") == outcome
+
+
+@pytest.mark.gpu
+def test_a_worker_is_held_to_its_memory() -> None:
+    try:
+        suite_module._hold_to(0, 1, 2**28)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.empty(2**29, dtype=torch.uint8, device="cuda")
+        assert reason(caught.value).startswith(OUT_OF_MEMORY)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
