@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from trainplan import files
-from trainplan.bench.accuracy import Row
+from trainplan.bench.row import Row
 from trainplan.cluster.parse import cluster as cluster_of
 from trainplan.plan.text import parse
 from trainplan.predict.predict import predict

@@ -70,20 +70,6 @@ def test_commands_are_the_public_functions():
         assert inspect.getdoc(getattr(api, name)), name
 
 
-def test_commands_of_the_suite_are_public_functions():
-    for found in cli.bench.registered_commands:
-        name = found.callback.__name__
-        assert name == f"bench_{found.name}"
-        ours = {p.name: p.default for p in inspect.signature(found.callback).parameters.values()}
-        assert ours.pop("json") is False, name
-        theirs = {p.name: p.default for p in inspect.signature(getattr(api, name)).parameters.values()}
-        assert list(ours) == list(theirs), name
-        for parameter, default in ours.items():
-            assert default == theirs[parameter] or (default == [] and theirs[parameter] == ()), (name, parameter)
-        assert inspect.getdoc(found.callback), name
-        assert inspect.getdoc(getattr(api, name)), name
-
-
 def test_answers_print_and_have_json():
     from trainplan.report import answers, device, explain, ran, roofline, staleness
 

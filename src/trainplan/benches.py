@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainplan.errors import InputError
 
 if TYPE_CHECKING:
-    from trainplan.report.suite import Benched, Scored
+    from trainplan.bench.answers import Benched, Scored
 
 
 def bench_run(
@@ -64,7 +64,7 @@ def bench_run(
     from trainplan.bench.slices import sliced
     from trainplan.bench.suite import Effort, Suite
     from trainplan.report.progress import progress
-    from trainplan.report.suite import Benched
+    from trainplan.bench.answers import Benched
 
     Path(out).mkdir(parents=True, exist_ok=True)
     with sliced(slices) if slices else nullcontext(), progress() as report:
@@ -86,7 +86,7 @@ def bench_accuracy(results: Sequence[str], picture: Sequence[str] = ()) -> Score
     from trainplan.bench.results import read
     from trainplan.bench.scores import by_operation, errors, judge, rule_of, summaries
     from trainplan.report.picture import check_picture
-    from trainplan.report.suite import Scored, draw
+    from trainplan.bench.answers import Scored, draw
 
     for path in picture:
         check_picture(path, "--picture")

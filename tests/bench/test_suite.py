@@ -1,5 +1,6 @@
 """The benchmark suite: its cases, what a run of it leaves behind, and that it can be gone on with."""
 
+import inspect
 import json
 import os
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainplan import files
+from trainplan import api, cli, files
 from trainplan.bench import suite as suite_module
 from trainplan.bench.accuracy import Compared
 from trainplan.bench.cases import NETWORKS, Conditions, candidates, cases, systems
@@ -62,6 +63,20 @@ def test_candidates_are_the_systems_that_run(monkeypatch) -> None:
     assert candidates(2)["new pp=2 dp=1"] == "new"
     with pytest.raises(InputError, match="no system that can be run"):
         systems(["nonsense"])
+
+
+def test_commands_of_the_suite_are_public_functions() -> None:
+    for found in cli.bench.registered_commands:
+        name = found.callback.__name__
+        assert name == f"bench_{found.name}"
+        ours = {p.name: p.default for p in inspect.signature(found.callback).parameters.values()}
+        assert ours.pop("json") is False, name
+        theirs = {p.name: p.default for p in inspect.signature(getattr(api, name)).parameters.values()}
+        assert list(ours) == list(theirs), name
+        for parameter, default in ours.items():
+            assert default == theirs[parameter] or (default == [] and theirs[parameter] == ()), (name, parameter)
+        assert inspect.getdoc(found.callback), name
+        assert inspect.getdoc(getattr(api, name)), name
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------
@@ -204,11 +219,14 @@ def test_the_last_half_shares_its_cores() -> None:
 
 def test_older_files_are_cases_too() -> None:
     data = Path(__file__).parents[2] / "benchmarks" / "data"
-    found = read([data / "accuracy-16-cores.json"])
-    assert {outcome.workers for outcome in found} == {2, 4}
-    assert all(len(outcome.results) == 5 for outcome in found)  # one device, and four plans of so many ranks
-    assert {r.system for r in found[0].results} == {"single", "dp", "naive", "gpipe", "1f1b"}
-    assert {outcome.dataset for outcome in read([data])} >= {"cifar10", "text"}
+    found = read([data])
+    assert {outcome.dataset for outcome in found} == {"cifar10", "text"}
+    assert {outcome.workers for outcome in found} >= {2, 4}
+    kept = [path for path in data.glob("*.json") if files.kind(path) == "accuracy"]
+    assert {outcome.at for outcome in found} == set(map(str, kept))
+    for outcome in found:
+        assert {r.row.ranks for r in outcome.ran} <= {1, outcome.workers}
+    assert {"single", "dp", "naive", "gpipe", "1f1b", "zb-h1"} <= {r.system for o in found for r in o.results}
     with pytest.raises(InputError, match="no results in it"):
         read([data.parents[1] / "examples"])
 

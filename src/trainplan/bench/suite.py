@@ -136,7 +136,8 @@ class Suite:
             cluster = Cluster.load(kept_cluster)
         else:
             self._tell(f"{case.name}: probing")
-            found = probe(case.workers, self.device, quick=self.effort.quick, refresh=not self.effort.quick, place=place)
+            quick = self.effort.quick
+            found = probe(case.workers, self.device, quick=quick, refresh=not quick, place=place)
             cluster = described(limited(found, case.conditions.memory or None), case.conditions.uneven)
             cluster.save(kept_cluster)
         if kept_profile.exists():

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainplan import files
+from trainplan.bench.results import Outcome
+from trainplan.bench.scores import Errors, Judged, Pick, Summary
 from trainplan.report.picture import blank, save
 from trainplan.report.table import milliseconds, table
 from trainplan.units import percent, some
-
-if TYPE_CHECKING:
-    from trainplan.bench.results import Outcome
-    from trainplan.bench.scores import Errors, Judged, Pick, Summary
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class Scored:
                 told += f", mean regret {percent(row.mean_regret)}, worst {percent(row.worst_regret)}"
             told += f", {some(row.did_not_run, 'pick')} did not run" if row.did_not_run else ""
             lines.append(f"{_WAYS[row.way]}: {told}")
-        rest = "".join(f"; where that did not run, {system}" for system in self.rule[1:])
+        rest = "".join(f"; where that did not run or was not tried, {system}" for system in self.rule[1:])
         lines.append(f"the constant rule, chosen knowing the results: always {self.rule[0]}{rest}" if self.rule else "")
         return lines
 
