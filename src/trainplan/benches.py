@@ -61,10 +61,10 @@ def bench_run(
         "slices": slices or "", "steps": steps, "rounds": rounds,
     }  # fmt: skip
     typed = command("bench run", out=Path(out).name, **options).replace("'bench run'", "bench run")
+    from trainplan.bench.answers import Benched
     from trainplan.bench.slices import sliced
     from trainplan.bench.suite import Effort, Suite
     from trainplan.report.progress import progress
-    from trainplan.bench.answers import Benched
 
     Path(out).mkdir(parents=True, exist_ok=True)
     with sliced(slices) if slices else nullcontext(), progress() as report:
@@ -83,10 +83,10 @@ def bench_accuracy(results: Sequence[str], picture: Sequence[str] = ()) -> Score
     `results` are files or folders of `bench run`, or files of benchmarks/accuracy.py. Each `picture` ends in .svg, .png
     or .pdf.
     """
+    from trainplan.bench.answers import Scored, draw
     from trainplan.bench.results import read
     from trainplan.bench.scores import by_operation, errors, judge, rule_of, summaries
     from trainplan.report.picture import check_picture
-    from trainplan.bench.answers import Scored, draw
 
     for path in picture:
         check_picture(path, "--picture")
