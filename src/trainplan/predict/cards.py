@@ -16,6 +16,7 @@ from trainplan.predict.collectives import Talk, all_gather, all_reduce, cards_be
 from trainplan.predict.exchanges import summed
 from trainplan.predict.flows import Flows
 from trainplan.program.exchanges import BY_ROUNDS
+from trainplan.program.lower.backend import backend
 from trainplan.program.ops import COLLECTIVES, PER_REPLICA, SENDS, SHARED_OUT, SPECS, Kind
 from trainplan.program.program import CostClass, Program
 
@@ -72,10 +73,15 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
 
 def _at_ports(c: CostClass, cluster: Cluster, lead: float, cards: Shares) -> tuple[float, Shares]:
     """The same of a message between a worker and a server, whose own ways in and out are shared as well: all workers
-    send to a server at once, wherever they are (incast)."""
+    send to a server at once, wherever they are (incast). What slices of a GPU copy to the host, and from it, is on its
+    way but passes no port."""
     first = 2 * len(cluster.nodes)
     ports = {first + 2 * c.rank: 1.0, first + 2 * c.peer + 1: 1.0}
-    return (lead if cards else message(cluster, c.rank, c.peer, 0).seconds), {**cards, **ports}
+    if not cards:
+        lead = message(cluster, c.rank, c.peer, 0).seconds
+        if not backend(cluster.backend).receives_on_device:
+            lead += sum(c.bytes / cluster.device(rank).host_rate for rank in (c.rank, c.peer))
+    return lead, {**cards, **ports}
 
 
 def _slices(plan: Plan, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainplan.profile.profile import Amount
-from trainplan.program.ops import Kind, Lane, Value
+from trainplan.program.ops import SENDS, Kind, Lane, Value
 from trainplan.program.text import Key, name
 
 Ints = NDArray[np.int64]
@@ -153,7 +153,7 @@ class Program:
     reads: Ragged  # operation → values
     resource_lane: NDArray[np.uint8]
     resource_rank: Ints
-    resource_peer: Ints  # other rank of a link, group of a queue, -1
+    resource_peer: Ints  # other rank of a link (-1: all of them), group of a queue, -1
     value_kind: NDArray[np.uint8]
     value_bytes: Ints
     value_rank: Ints  # where it is; -1: in flight
@@ -199,14 +199,15 @@ class Program:
     def resource_name(self, r: int) -> str:
         lane, rank, peer = Lane(int(self.resource_lane[r])), int(self.resource_rank[r]), int(self.resource_peer[r])
         if lane is Lane.LINK:
-            return f"link {rank}→{peer}"
+            return f"link {rank}→{peer}" if peer >= 0 else f"links of {rank}"
         return f"{lane.name.lower().replace('_', ' ')} {rank}" + (f" group {peer}" if lane is Lane.GROUP else "")
 
     @property
     def links(self) -> list[tuple[int, int]]:
         """The pairs of ranks (from, to) between which something is sent."""
-        used = np.flatnonzero(self.resource_lane == Lane.LINK)
-        return list(zip(self.resource_rank[used].tolist(), self.resource_peer[used].tolist(), strict=True))
+        sends = are(SENDS)[self.kind]
+        pairs = np.unique(self.rank[sends] * self.world + self.peer[sends]).tolist()
+        return [divmod(pair, self.world) for pair in pairs]
 
     @cached_property
     def frees(self) -> Ragged:

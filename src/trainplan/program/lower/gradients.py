@@ -44,7 +44,6 @@ def gradients(ledger: Ledger, found: Found) -> None:
         ledger.add(Value.TOKEN, 0, home, complete, norm, (norm,))
         ledger.add(Value.TOKEN, 0, home, norm, step, (step,))
     # Bucket k: the piece of backward that completes it → its exchange → the norm or the step.
-    never = np.full((2, 1), -1, dtype=np.int64)
     filled = [(number, unit) for number, h in enumerate(holdings) for unit in range(len(layout.buckets[h.stage]))]
     if filled and not layout.decides:  # else see `decided.py`
         of, units = [number for number, _ in filled], [unit for _, unit in filled]
@@ -56,8 +55,10 @@ def gradients(ledger: Ledger, found: Found) -> None:
         if layout.sums_by in BY_ROUNDS and layout.backend.receives_on_device:
             room = np.array([_room(layout, holdings[n], layout.buckets[holdings[n].stage][unit]) for n, unit in filled])
             if layout.backend.host_computes:  # the host's memory is kept for the next sum
-                for rank in np.unique(home[of, 0]):
-                    ledger.add(Value.COMMUNICATION, int(room[home[of, 0] == rank].max()), np.array([rank]), *never)
+                most = {rank: int(room[home[of, 0] == rank].max()) for rank in np.unique(home[of, 0]).tolist()}
+                ranks = np.array([rank for rank, size in most.items() if size], dtype=np.int64)
+                never = np.full(len(ranks), -1, dtype=np.int64)
+                ledger.add(Value.COMMUNICATION, np.array([most[rank] for rank in ranks.tolist()]), ranks, never, never)
             else:
                 ledger.add_some(Value.COMMUNICATION, room[:, None], home[of], reduce, reduce)
     for number, tie in enumerate(layout.ties):

@@ -15,6 +15,7 @@ import numpy as np
 
 from trainplan.plan import rules
 from trainplan.plan.plan import Plan
+from trainplan.plan.served import ASYNCHRONOUS
 from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
 from trainplan.program.agenda import Agendas
@@ -80,7 +81,9 @@ def lower(
     cost, classes, bytes_ = cost_classes(layout, table, row, piece, group, numbers.spans)
     made = values(Found(layout, steps, table, row, piece, step, phase), len(row), bytes_)
     peer = _peers(layout, table)
-    holds, lanes, owners, peers = _resources(table, row, group, numbers.groups, peer)
+    holds, lanes, owners, peers = _resources(
+        table, row, group, numbers.groups, peer, one_by_one=plan.exchange in ASYNCHRONOUS
+    )
     zeros = np.zeros(len(kind), dtype=np.int64)
     overlap = "off" if layout.service is not None and layout.service.at_root else plan.overlap
     return Program(
@@ -243,16 +246,18 @@ def _members(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> 
 
 
 def _resources(
-    table: Table, row: Ints, group: Ints, groups: tuple[tuple[int, ...], ...], peer: Ints
+    table: Table, row: Ints, group: Ints, groups: tuple[tuple[int, ...], ...], peer: Ints, one_by_one: bool
 ) -> tuple[Ragged, np.ndarray, Ints, Ints]:
     """What each operation holds: its device, a way between that and its host, the link that it sends over, or a place
     in its group's queue on each rank.
 
-    A receive holds nothing: the message is on the link, which the sender holds.
+    A receive holds nothing: the message is on the link, which the sender holds. An asynchronous server gives weights to
+    one worker after the other, since gloo writes what a thread sends in that thread: these hold its links to all.
     """
     world = int(table.rank.max()) + 1
     compute, send, copy = _COMPUTE[table.kind], _SEND[table.kind], _WAY[table.kind]
-    links, link = np.unique(table.rank[send] * world + peer[send], return_inverse=True)
+    to_all = one_by_one & (table.kind[send] == Kind.SEND_W)
+    links, link = np.unique(table.rank[send] * (world + 1) + np.where(to_all, world, peer[send]), return_inverse=True)
     ways, way = np.unique(_LANE[table.kind[copy]] * world + table.rank[copy], return_inverse=True)
     held = np.where(compute, table.rank, -1)  # by a row
     held[send] = world + link
@@ -274,7 +279,8 @@ def _resources(
     lanes = np.repeat(np.array([Lane.COMPUTE, Lane.LINK, Lane.GROUP], dtype=np.uint8), [world, len(links), count])
     lanes = np.insert(lanes, world + len(links), ways // world)
     members = np.array([r for g in groups for r in g], dtype=np.int64)
-    owners = np.concatenate([np.arange(world), links // world, ways % world, members])
+    owners = np.concatenate([np.arange(world), links // (world + 1), ways % world, members])
     queue = np.repeat(np.arange(len(groups)), sizes[: len(groups)])
-    others = np.concatenate([np.full(world, -1), links % world, np.full(len(ways), -1), queue])
+    to = links % (world + 1)
+    others = np.concatenate([np.full(world, -1), np.where(to < world, to, -1), np.full(len(ways), -1), queue])
     return Ragged(start, items), lanes, owners.astype(np.int64), others.astype(np.int64)
