@@ -78,7 +78,7 @@ def parts(quick: bool) -> list[Part]:
         Part("e", "the same on slices", command(engine, "engine-gpu", "--ranks", four, *slices, *pairs), 200, "gpu"),
         Part("f", "exchanges on cores", command(accuracy, "exchanges-cores", "--exchanges", *many, *summed), 500),
         Part("g", "on slices", command(accuracy, "exchanges-gpu", "--exchanges", four, *slices, *summed), 500, "gpu"),
-        Part("h", "exchanges by themselves", command(exchanges, "exchanges-alone-16-cores", *probed), 300),
+        Part("h", "exchanges by themselves", command(exchanges, "exchanges-alone", *probed), 300),
         Part("i", "overlap on a slow link", command("overlap.py", "overlap", *overlapping), 200, "link", limited=False),
     ]
     if (HERE / "preload.py").exists():

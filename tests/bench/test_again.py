@@ -24,6 +24,15 @@ def test_trees_and_rings_of_two_to_eight_workers() -> None:
         held(list(again(measured, measured.with_suffix(""), f"exchange={exchange}")), rows=7, worst=0.25)
 
 
+def test_slices_of_a_gpu() -> None:
+    """All but one to whom all send at once, and two groups that gather at once (docs/accuracy.md)."""
+    measured = DATA / "exchanges-gpu.json"
+    found = list(again(measured, measured.with_suffix("")))
+    known = [one for one in found if one.row.plan.startswith(("dp=4 exchange=dataparallel", "dp=4 zero=3 shard=2"))]
+    assert len(known) == 2
+    held([one for one in found if one not in known], rows=16, worst=0.20)
+
+
 @pytest.mark.slow
 def test_every_exchange_of_two_to_eight_workers() -> None:
     measured = DATA / "exchanges-cores.json"
