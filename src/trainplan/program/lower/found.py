@@ -83,8 +83,16 @@ class Found:
 
     def ops(self, kind: Kind, stages: Sequence[int], peers: Sequence[int] = (), units: Sequence[int] = ()) -> Ints:
         """The operation of every place, a row for each stage (with its peer and its unit)."""
+        number, find = int(kind), self._line.get
+        if not peers and not units:
+            return self._numbers[[find((number, stage, -1, 0), -1) for stage in stages]]
         names = zip(stages, peers or (-1,) * len(stages), units or (0,) * len(stages), strict=True)
-        return self._numbers[[self._line.get((int(kind), *name), -1) for name in names]]
+        return self._numbers[[find((number, stage, peer, unit), -1) for stage, peer, unit in names]]
+
+    def named(self, kinds: Sequence[Kind], stages: Sequence[int], units: Sequence[int]) -> Ints:
+        """The same of several kinds."""
+        names = zip(kinds, stages, units, strict=True)
+        return self._numbers[[self._line.get((int(kind), stage, -1, unit), -1) for kind, stage, unit in names]]
 
     def backward(self, stages: Sequence[int], final: bool) -> Ints:
         """The first or the final operation of the backward pass of every place: it may be cut into units, or into a

@@ -95,12 +95,12 @@ class Layout:
             found[self.piece(order)] = order[:, 1]
         return found
 
-    @property
+    @cached_property
     def splits(self) -> bool:
         """Whether backward comes in two parts, for the input and for the weights: all passes, or some of them."""
         return splits_backward(self.plan)
 
-    @property
+    @cached_property
     def in_phases(self) -> bool:
         """Whether all ranks of a replica compute and exchange in turn, with a barrier between (`phases.py`)."""
         return self.plan.schedule == "lockstep"
@@ -136,6 +136,11 @@ class Layout:
         return parameters_by_stage(self.profile, self.plan.bounds)
 
     @cached_property
+    def parameter_of(self) -> list[dict[str, Parameter]]:
+        """The same by name."""
+        return [{p.name: p for p in own} for own in self.parameters]
+
+    @cached_property
     def ties(self) -> list[Tie]:
         return ties(self.profile, self.plan.bounds)
 
@@ -159,7 +164,7 @@ class Layout:
         buffers = sum(block.buffer_bytes for block in self.profile.blocks)
         return service(self.plan, self.profile.parameters, self.buckets, buffers)
 
-    @property
+    @cached_property
     def by_push(self) -> bool:
         """Whether workers push and pull without regard to each other, so that nothing is summed over them."""
         return self.plan.exchange in ASYNCHRONOUS
@@ -173,12 +178,12 @@ class Layout:
         """Whether a rank that holds a stage has an optimizer that runs."""
         return self.service is None or (self.service.at_root and rank == self.service.rank(0))
 
-    @property
+    @cached_property
     def decides(self) -> bool:
         """Whether the order of the exchange is decided while running."""
         return self.plan.exchange in DECIDED
 
-    @property
+    @cached_property
     def crosses(self) -> bool:
         """Whether gradients are still summed while the next step begins: a block takes its step when it is needed."""
         return self.plan.exchange in BY_PRIORITY
@@ -230,7 +235,7 @@ class Layout:
         """For every stage those parts, or, where parcels go away, its blocks; none where passes come whole."""
         return [[(b, b + 1) for b in range(*bound)] for bound in self.plan.bounds] if self.offloads else self._gathered
 
-    @property
+    @cached_property
     def offloads(self) -> bool:
         """Whether anything goes away that passes have saved: then all of them come in sections (`away.py`)."""
         return bool(self.plan.away)
@@ -315,7 +320,7 @@ class Layout:
         """The stage of every block."""
         return [stage for stage, (first, last) in enumerate(self.plan.bounds) for _ in range(first, last)]
 
-    @property
+    @cached_property
     def clips(self) -> bool:
         """Whether the norm of the gradients is summed over the ranks of a replica, or of those that share out."""
         return self.profile.clip_norm > 0 and (self.plan.pp > 1 or self.plan.zero > 0 or self.plan.tp > 1)
@@ -333,12 +338,12 @@ class Layout:
         found[-1] &= self.plan.recompute != "except-last"
         return found
 
-    @property
+    @cached_property
     def recomputes(self) -> bool:
         """Whether any are."""
         return bool(self.recomputed.any())
 
-    @property
+    @cached_property
     def observed(self) -> bool:
         """Pure data parallelism: torch's DDP runs it, and we watch."""
         plain = self.plan.exchange == BY_BACKEND and self.plan.overlap == "on"

@@ -85,8 +85,11 @@ class Ledger:
 
 def _stretched(column: Ints | int, like: Ints) -> Ints:
     """A column with the shape of another."""
-    found = np.asarray(column, dtype=np.int64)
-    return found if found.shape == like.shape else np.broadcast_to(found, like.shape)
+    if isinstance(column, np.ndarray) and column.shape == like.shape:
+        return column
+    found = np.empty(like.shape, dtype=np.int64)
+    found[...] = column
+    return found
 
 
 @njit(cache=True)

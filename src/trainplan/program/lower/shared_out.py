@@ -12,14 +12,18 @@ stages hold stay whole on all of them, as do those that are not trained.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
+
 import numpy as np
 
 from trainplan.program.lower.away import piece_of
-from trainplan.program.lower.found import Found
+from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
+from trainplan.program.lower.units import Unit
 from trainplan.program.ops import Kind, Value
-from trainplan.program.program import Ints
+from trainplan.program.program import Bools, Ints
 
 
 def shares(layout: Layout, weights: Ints, stepped: Ints) -> tuple[Ints, Ints]:
@@ -34,178 +38,207 @@ def shares(layout: Layout, weights: Ints, stepped: Ints) -> tuple[Ints, Ints]:
     return weights, stepped
 
 
-def gathered(ledger: Ledger, found: Found, homes: Ints) -> None:
+class Shared:
+    """Every unit of every stage: its operations at every place, one row a unit."""
+
+    def __init__(self, found: Found, homes: Ints) -> None:
+        layout = found.layout
+        pairs = [(stage, number) for stage in layout.stages for number in range(len(layout.units[stage]))]
+        self.found, self.layout = found, layout
+        self.stages, self.numbers = [stage for stage, _ in pairs], [number for _, number in pairs]
+        self.units: list[Unit] = [layout.units[stage][number] for stage, number in pairs]
+        self.homes = homes[self.stages]
+        self.bytes = np.array([[unit.bytes] for unit in self.units], dtype=np.int64)
+        # Stages that are shared out have one copy in every replica.
+        shape = (layout.plan.depth, len(layout.replicas))
+        self.rank = np.array([h.rank for h in layout.holdings], dtype=np.int64).reshape(shape)[self.stages]
+        self.step = found.once(Kind.STEP, layout.holdings).reshape(*shape, found.steps)[self.stages]
+
+    def ops(self, kind: Kind) -> Ints:
+        """Gathers or scatters."""
+        return self.found.ops(kind, self.stages, units=self.numbers)
+
+    def by_replica(self, ops: Ints) -> Ints:
+        """By unit, replica, step and micro-batch."""
+        return ops.reshape(len(ops), len(self.layout.replicas), self.found.steps, self.layout.plan.pieces)
+
+    def forward(self, units: Sequence[int], pieces: list[int]) -> Ints:
+        """The pieces of forward passes; those of a pass that comes whole are all the same operation."""
+        stages = [self.stages[unit] for unit in units]
+        cut, whole = self.found.ops(Kind.F, stages, units=pieces), self.found.ops(Kind.F, stages)
+        return np.where(cut >= 0, cut, whole)
+
+    def backward(self, ranges: Sequence[tuple[int, int, int]]) -> tuple[Ints, list[int]]:
+        """The operations of backward passes that read weights, of (unit, first piece, last piece): in the order in
+        which they come, -1 where a pass has none such; and of each the number of its range."""
+        layout, recomputes = self.layout, self.layout.recomputes
+        of, kinds, stages, units = list[int](), list[Kind](), list[int](), list[int]()
+        for number, (unit, first, last) in enumerate(ranges):
+            stage = self.stages[unit]
+            sections = layout.sections[stage]
+            for piece in range(last, first - 1, -1):
+                names = [(Kind.B, len(sections) - 1 - piece)]
+                if recomputes:
+                    names += [(kind, block) for block in reversed(range(*sections[piece])) for kind in (Kind.R, Kind.B)]
+                kinds += [kind for kind, _ in names]
+                units += [at for _, at in names]
+                of += [number] * len(names)
+                stages += [stage] * len(names)
+        found = self.found.named(kinds, stages, units)
+        if recomputes:  # of a pass that is, the blocks; of another the sections
+            starts = np.array([kind is Kind.B for kind in kinds])
+            starts[1:] &= np.array(kinds[:-1]) != Kind.R
+            found = np.where(starts[:, None] == self.found.recomputed, -1, found)
+        return found, of
+
+    @cached_property
+    def completing(self) -> Ints:
+        """The operation of every pass after which the gradients of each unit are complete."""
+        layout, found = self.layout, self.found
+        if layout.splits:
+            second = found.ops(Kind.W, self.stages)
+            return np.where(second >= 0, second, found.backward(self.stages, final=True))
+        cut = [layout.sections[stage] for stage in self.stages]
+        pieces = [len(own) - 1 - unit.first for own, unit in zip(cut, self.units, strict=True)]
+        plain = found.ops(Kind.B, self.stages, units=pieces)
+        if not layout.recomputes:
+            return plain
+        blocks = [own[unit.first][0] for own, unit in zip(cut, self.units, strict=True)]
+        return np.where(found.recomputed, found.ops(Kind.B, self.stages, units=blocks), plain)
+
+
+def gathered(ledger: Ledger, shared: Shared) -> None:
     """Weights: from when they are gathered until the last piece of the pass that reads them.
 
     Where they stay, the passes after the first find them; otherwise every piece reads what was gathered for it.
     """
-    layout = found.layout
-    for stage in layout.stages:
-        units, count = layout.units[stage], len(layout.sections[stage])
-        if not units:
-            continue
-        home = np.broadcast_to(homes[stage], (len(units), found.places))
-        there = found.ops(Kind.GATHER_F, [stage] * len(units), units=range(len(units)))
-        _after_step(ledger, found, stage, there)
-        forward = [_ops(found, Kind.F, stage, [piece] * len(units)) for piece in range(count)]
-        if layout.plan.zero < 3:
-            first = np.array([forward[unit.first][number] for number, unit in enumerate(units)])
-            made = there >= 0
-            ledger.add(Value.WEIGHTS, 0, home[made], there[made], np.full(made.sum(), -1), (first[made],))
-            continue
-        back = found.ops(Kind.GATHER_B, [stage] * len(units), units=range(len(units)))
-        for number, unit in enumerate(units):
-            own = unit.bytes
-            reads = [forward[piece][0] for piece in range(unit.first, unit.last + 1)]
-            again = [
-                op for piece in reversed(range(unit.first, unit.last + 1)) for op in _backward(found, stage, piece)
-            ]
-            if (back[number] >= 0).any():
-                ledger.add(Value.WEIGHTS, own, homes[stage], there[number], reads[-1], tuple(reads))
-                ledger.add(Value.WEIGHTS, own, homes[stage], back[number], _end(again), tuple(again))
-            else:  # backward starts with what forward ended with
-                ledger.add(Value.WEIGHTS, own, homes[stage], there[number], _end(again), (*reads, *again))
+    layout = shared.layout
+    there = shared.ops(Kind.GATHER_F)
+    _after_step(ledger, shared, there)
+    units = range(len(shared.units))
+    if layout.plan.zero < 3:
+        first = shared.forward(units, [unit.first for unit in shared.units])
+        made = there >= 0
+        never = np.full(int(made.sum()), -1)
+        ledger.add(Value.WEIGHTS, 0, shared.homes[made], there[made], never, (first[made],))
+        return
+    back = shared.ops(Kind.GATHER_B)
+    pieces = [(n, piece) for n, unit in enumerate(shared.units) for piece in range(unit.first, unit.last + 1)]
+    of = [number for number, _ in pieces]
+    reads = shared.forward(of, [piece for _, piece in pieces])
+    again, of_again = shared.backward([(n, unit.first, unit.last) for n, unit in enumerate(shared.units)])
+    over = np.maximum.reduceat(again, np.searchsorted(of_again, units))  # the last: later ones have higher numbers
+    twice = (back >= 0).any(axis=1)  # elsewhere backward starts with what forward ended with
+    last = reads[np.searchsorted(of, units, side="right") - 1]
+    numbers = ledger.add(Value.WEIGHTS, shared.bytes, shared.homes, there, np.where(twice[:, None], last, over))
+    ledger.reads(reads, numbers[of])
+    once = numbers.copy()
+    some = np.flatnonzero(twice)
+    once[some] = ledger.add(Value.WEIGHTS, shared.bytes[some], shared.homes[some], back[some], over[some])
+    ledger.reads(again, once[of_again])
 
 
-def _end(ops: list[Ints]) -> Ints:
-    """The last of these that there is."""
-    last = ops[-1]
-    for op in reversed(ops):
-        last = np.where(last >= 0, last, op)
-    return last
-
-
-def _begin(ops: list[Ints]) -> Ints:
-    """The first of these that there is."""
-    return _end(ops[::-1])
-
-
-def _ops(found: Found, kind: Kind, stage: int, units: list[int]) -> Ints:
-    """The pieces of passes; those of a pass that comes whole are all the same operation."""
-    cut, whole = found.ops(kind, [stage] * len(units), units=units), found.ops(kind, [stage] * len(units))
-    return np.where(cut >= 0, cut, whole)
-
-
-def _backward(found: Found, stage: int, piece: int) -> list[Ints]:
-    """The operations of the backward passes of a piece that read weights, in order; -1 where a pass has none such."""
-    layout, pieces = found.layout, found.layout.sections[stage]
-    plain = found.ops(Kind.B, [stage], units=[len(pieces) - 1 - piece])[0]
-    if not layout.recomputes:
-        return [plain]
-    rows = [np.where(found.recomputed, -1, plain)]
-    for block in reversed(range(*pieces[piece])):
-        for kind in (Kind.R, Kind.B):
-            rows.append(np.where(found.recomputed, found.ops(kind, [stage], units=[block])[0], -1))
-    return rows
-
-
-def _after_step(ledger: Ledger, found: Found, stage: int, gathers: Ints) -> None:
+def _after_step(ledger: Ledger, shared: Shared, gathers: Ints) -> None:
     """The first gathers of a step come after the step before it: until then nobody's share is new."""
-    layout = found.layout
-    holdings = [h for h in layout.holdings if h.stage == stage]
-    step = found.once(Kind.STEP, holdings)
-    for unit in gathers:
-        table = unit.reshape(len(layout.replicas), found.steps, layout.plan.pieces)
-        first = _first(layout, stage)
-        for number, holding in enumerate(holdings):
-            following = table[number, 1:, first]
-            before = step[number, :-1]
-            ledger.add(Value.TOKEN, 0, np.full(len(before), holding.rank), before, following, (following,))
+    first = _first(shared.layout)[shared.stages]
+    following = shared.by_replica(gathers)[np.arange(len(gathers)), :, 1:, first]
+    ledger.add(Value.TOKEN, 0, shared.rank[:, :, None], shared.step[:, :, :-1], following, (following,))
 
 
-def _first(layout: Layout, stage: int) -> int:
-    """The micro-batch that goes forward through a stage first."""
+def _first(layout: Layout) -> Ints:
+    """Of every stage the micro-batch that goes forward through it first."""
+    first = np.zeros(layout.plan.depth, dtype=np.int64)
     for order in layout.orders:
-        rows = np.flatnonzero((order[:, 2] == stage) & (order[:, 0] == Kind.F))
-        if len(rows):
-            return int(layout.piece(order)[rows[0]])
-    raise AssertionError("a stage that nobody runs")
+        rows = np.flatnonzero(order[:, 0] == Kind.F)[::-1]
+        first[order[rows, 2]] = layout.piece(order)[rows]  # of equal places the last counts
+    return first
 
 
-def scattered(ledger: Ledger, found: Found, homes: Ints) -> None:
+def scattered(ledger: Ledger, shared: Shared) -> None:
     """Gradients: from the pieces of backward that complete them, over their sums, to the step."""
-    layout, zero = found.layout, found.layout.plan.zero
-    for stage in layout.stages:
-        units = layout.units[stage]
-        holdings = [h for h in layout.holdings if h.stage == stage]
-        if not units:
-            continue
-        rank = np.array([h.rank for h in holdings])
-        never = np.full(len(holdings), -1, dtype=np.int64)
-        kept = sum(unit.bytes if zero == 1 else unit.share_bytes for unit in units)
-        ledger.add(Value.GRADIENTS, kept, rank, never, never)
-        scatter = found.ops(Kind.SCATTER_GRAD, [stage] * len(units), units=range(len(units)))
-        for number, unit in enumerate(units):
-            op, done = scatter[number], scatter[number] >= 0
-            made = _completes(found, stage, unit.first)[done]
-            home = homes[stage][done]
-            if zero == 1:
-                ledger.add(Value.TOKEN, 0, home, made, op[done], (op[done],))
-            else:
-                _unit_gradients(ledger, found, homes[stage], stage, number, op)
-            if layout.backend.name != "nccl":
-                # What the others send lies side by side until it is summed; and before that gradients that lie apart
-                # are copied together.
-                room = unit.bytes - unit.share_bytes if zero == 1 else unit.bytes
-                ledger.add(Value.COMMUNICATION, room, home, made, op[done], late=True)
-            if zero > 1 and unit.first > 1:  # no more than two units are on their way at once
-                later = _begin(_backward(found, stage, unit.first - 2))[done]
-                ledger.add(Value.TOKEN, 0, home, op[done], later, (later,))
-            _to_the_step(ledger, found, holdings, number, op)
+    layout, zero = shared.layout, shared.layout.plan.zero
+    held = [h for h in layout.holdings if layout.units[h.stage]]
+    rank, never = np.array([h.rank for h in held]), np.full(len(held), -1, dtype=np.int64)
+    kept = [sum(unit.bytes if zero == 1 else unit.share_bytes for unit in layout.units[h.stage]) for h in held]
+    ledger.add(Value.GRADIENTS, np.array(kept), rank, never, never)
+    scatter = shared.ops(Kind.SCATTER_GRAD)
+    done = scatter >= 0
+    made, op, home = shared.completing[done], scatter[done], shared.homes[done]
+    if zero == 1:
+        ledger.add(Value.TOKEN, 0, home, made, op, (op,))
+    else:
+        _unit_gradients(ledger, shared, scatter)
+    if layout.backend.name != "nccl":
+        # What the others send lies side by side until it is summed; and before that gradients that lie apart are
+        # copied together.
+        room = np.array([[unit.bytes - unit.share_bytes if zero == 1 else unit.bytes] for unit in shared.units])
+        ledger.add(Value.COMMUNICATION, np.broadcast_to(room, done.shape)[done], home, made, op, late=True)
+    later = [(number, unit.first - 2) for number, unit in enumerate(shared.units) if zero > 1 and unit.first > 1]
+    if later:  # no more than two units are on their way at once
+        rows, of = shared.backward([(number, piece, piece) for number, piece in later])
+        begin = np.minimum.reduceat(np.where(rows >= 0, rows, NEVER), np.searchsorted(of, range(len(later))))
+        own = [number for number, _ in later]
+        chosen = done[own]
+        then = np.where(begin == NEVER, -1, begin)[chosen]
+        ledger.add(Value.TOKEN, 0, shared.homes[own][chosen], scatter[own][chosen], then, (then,))
+    _to_the_step(ledger, shared, scatter)
 
 
-def _unit_gradients(ledger: Ledger, found: Found, home: Ints, stage: int, number: int, scatter: Ints) -> None:
-    """The gradients of a unit: they come with the piece of backward that makes them, or block by block where blocks go
+def _unit_gradients(ledger: Ledger, shared: Shared, scatter: Ints) -> None:
+    """The gradients of units: they come with the piece of backward that makes them, or block by block where blocks go
     back one by one: recomputed, or as sections of their own."""
-    layout = found.layout
-    unit, again = layout.units[stage][number], (found.recomputed | layout.offloads) & (scatter >= 0)
+    layout, found = shared.layout, shared.found
+    again: Bools = (found.recomputed | layout.offloads) & (scatter >= 0)
     plain = ~again & (scatter >= 0)
-    made = _completes(found, stage, unit.first)
-    ledger.add(Value.GRADIENTS, unit.bytes, home[plain], made[plain], scatter[plain], (scatter[plain],))
+    if plain.any():
+        size = np.broadcast_to(shared.bytes, plain.shape)[plain]
+        op = scatter[plain]
+        ledger.add(Value.GRADIENTS, size, shared.homes[plain], shared.completing[plain], op, (op,))
     if not again.any():
         return
-    known = {p.name: p for p in layout.parameters[stage]}
+    parts = [(n, *part) for n in range(len(shared.units)) for part in _by_block(shared, n).items()]
+    of, blocks = [number for number, _, _ in parts], [block for _, block, _ in parts]
+    stages = [shared.stages[number] for number in of]
+    ops = found.ops(Kind.B, stages, units=blocks)
+    if layout.offloads:
+        pieces = [piece_of(layout, stage, block) for stage, block in zip(stages, blocks, strict=True)]
+        ops = np.where(found.recomputed, ops, found.ops(Kind.B, stages, units=pieces))
+    chosen, sizes = again[of], np.array([[size] for _, _, size in parts])
+    until = scatter[of][chosen]
+    size = np.broadcast_to(sizes, chosen.shape)[chosen]
+    ledger.add(Value.GRADIENTS, size, shared.homes[of][chosen], ops[chosen], until, (until,))
+
+
+def _by_block(shared: Shared, number: int) -> dict[int, int]:
+    """Bytes of a unit's gradients by the block that makes them. The first has what the shares are filled up with."""
+    unit, known = shared.units[number], shared.layout.parameter_of[shared.stages[number]]
     sizes = dict.fromkeys([min(b for name in unit.names for b in known[name].blocks)], unit.bytes)
     for name in unit.names:
         block = max(known[name].blocks)
         sizes[block] = sizes.get(block, 0) + known[name].bytes
-        sizes[min(sizes)] -= known[name].bytes  # what is left for the first is what the shares are filled up with
-    for block, size in sizes.items():
-        op = found.ops(Kind.B, [stage], units=[block])[0]
-        if layout.offloads:
-            section = found.ops(Kind.B, [stage], units=[piece_of(layout, stage, block)])[0]
-            op = np.where(found.recomputed, op, section)
-        op = op[again]
-        ledger.add(Value.GRADIENTS, size, home[again], op, scatter[again], (scatter[again],))
+        sizes[min(sizes)] -= known[name].bytes
+    return sizes
 
 
-def _to_the_step(ledger: Ledger, found: Found, holdings: list, number: int, scatter: Ints) -> None:
+def _to_the_step(ledger: Ledger, shared: Shared, scatter: Ints) -> None:
     """A share of a sum is read by the step, and by the norm; of what groups of replicas have, by their sum first."""
-    layout = found.layout
-    step, norm = found.once(Kind.STEP, holdings), found.norm(holdings)
-    across = found.across(holdings, [number] * len(holdings))
-    own = scatter.reshape(len(layout.replicas), found.steps, layout.plan.pieces)
-    for place, holding in enumerate(holdings):
-        for s in range(found.steps):
-            ops = own[place, s][own[place, s] >= 0]
-            until, reader, also = (np.full(len(ops), of[place, s]) for of in (step, across, norm))
-            if across[place, s] >= 0:
-                ledger.add(Value.TOKEN, 0, holding.rank, ops, reader, (reader,))
-            else:
-                ledger.add(Value.TOKEN, 0, holding.rank, ops, until, (also, until))
-        if (across[place] >= 0).all():
-            home = np.full(found.steps, holding.rank)
-            ledger.add(Value.TOKEN, 0, home, across[place], step[place], (norm[place], step[place]))
-
-
-def _completes(found: Found, stage: int, piece: int) -> Ints:
-    """The operation of every pass after which the gradients of a unit that starts with this piece are complete."""
-    layout, pieces = found.layout, found.layout.sections[stage]
-    if layout.splits:
-        second = found.ops(Kind.W, [stage])[0]
-        return np.where(second >= 0, second, found.backward([stage], final=True)[0])
-    plain = found.ops(Kind.B, [stage], units=[len(pieces) - 1 - piece])[0]
-    if not layout.recomputes:
-        return plain
-    by_block = found.ops(Kind.B, [stage], units=[pieces[piece][0]])[0]
-    return np.where(found.recomputed, by_block, plain)
+    layout, found = shared.layout, shared.found
+    holdings, count = layout.holdings, len(layout.replicas)
+    shape = (layout.plan.depth, count, found.steps)
+    norm = found.norm(holdings).reshape(shape)[shared.stages]
+    across = np.full(norm.shape, -1, dtype=np.int64)
+    if layout.plan.sharers < layout.plan.dp:
+        own = [holdings[stage * count + place] for stage in shared.stages for place in range(count)]
+        across = found.across(own, np.repeat(shared.numbers, count).tolist()).reshape(norm.shape)
+    ops = shared.by_replica(scatter)
+    *places, _ = at = np.nonzero(ops >= 0)
+    of = tuple(places)
+    op, home, until, also, reader = ops[at], shared.rank[of[:2]], shared.step[of], norm[of], across[of]
+    straight = reader < 0
+    end = np.where(straight, until, reader)
+    ledger.add(Value.TOKEN, 0, home, op, end, (np.where(straight, also, -1), end))
+    summed = (across >= 0).all(axis=2)
+    if summed.any():
+        step, also = shared.step[summed], norm[summed]
+        home = np.repeat(shared.rank[summed][:, None], found.steps, axis=1)
+        ledger.add(Value.TOKEN, 0, home, across[summed], step, (also, step))

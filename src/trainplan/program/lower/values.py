@@ -28,7 +28,7 @@ from trainplan.program.lower.loads import inputs
 from trainplan.program.lower.messages import messages
 from trainplan.program.lower.phases import phases_of
 from trainplan.program.lower.served import served_states
-from trainplan.program.lower.shared_out import gathered, scattered, shares
+from trainplan.program.lower.shared_out import Shared, gathered, scattered, shares
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Ints
 
@@ -47,9 +47,10 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
             put(ledger, found.only(chosen), homes[:, chosen])
     if layout.plan.slices and layout.recomputes:
         carried_apart(ledger, found, homes)
-    if layout.plan.zero:
-        gathered(ledger, found, homes)
-        scattered(ledger, found, homes)
+    if any(layout.units):
+        shared = Shared(found, homes)
+        gathered(ledger, shared)
+        scattered(ledger, shared)
     gradients(ledger, found)
     if layout.decides:
         decided(ledger, found)
