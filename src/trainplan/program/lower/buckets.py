@@ -123,6 +123,13 @@ def _parameters_by_stage(profile: Profile, bounds: tuple[tuple[int, int], ...]) 
     return found
 
 
+def trained(profile: Profile, bound: tuple[int, int]) -> int:
+    """Elements of the weights of a stage that are trained."""
+    of = profile.parameters_of(*bound)
+    found: int = kept(profile, ("trained", bound), lambda: sum(p.count for p in of if p.trainable))
+    return found
+
+
 def ties(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Tie]:
     """The groups of stages that share weights."""
     found: list[Tie] = kept(profile, ("ties", bounds), lambda: _ties(profile, bounds))

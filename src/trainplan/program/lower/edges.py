@@ -35,6 +35,15 @@ def edges(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Edge]:
     ]
 
 
+def known_edges(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Edge]:
+    """The same, worked out once: many plans share their cuts."""
+    known, key = profile.known_stages, ("edges", bounds)
+    if key not in known:
+        known[key] = edges(profile, bounds)
+    found: list[Edge] = known[key]
+    return found
+
+
 def message_bytes(profile: Profile, numbers: tuple[int, ...], samples: Amount) -> int:
     """Bytes of some crossings together."""
     return sum(profile.crossings[n].bytes(samples) for n in numbers)

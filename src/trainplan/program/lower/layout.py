@@ -16,16 +16,16 @@ from trainplan.profile.profile import Amount, Parameter, Portion, Profile
 from trainplan.program.agenda import Agenda, Agendas, in_turn
 from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower.backend import Backend
-from trainplan.program.lower.buckets import Bucket, Tie, parameters_by_stage, ties
-from trainplan.program.lower.edges import Edge, edges
+from trainplan.program.lower.buckets import Bucket, Tie, parameters_by_stage, ties, trained
+from trainplan.program.lower.edges import Edge, known_edges
 from trainplan.program.lower.filled import filled
 from trainplan.program.lower.parts import Decided, decided_of
 from trainplan.program.lower.service import Service, service
 from trainplan.program.lower.turns import completed_crosswise, turning_later
-from trainplan.program.lower.units import Section, Unit, sections, units
+from trainplan.program.lower.units import Section, Unit, known_sections, known_units, units
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints
-from trainplan.program.schedules import Order, orders_of
+from trainplan.program.schedules import Order, Orders, orders_of
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,21 @@ class Layout:
     # -- the order of work ------------------------------------------------------------------------------------------
 
     @cached_property
-    def orders(self) -> list[Order]:
+    def orders(self) -> Orders:
         """What each rank of a replica computes, in order."""
         return orders_of(self.plan)
 
     @cached_property
     def line_of(self) -> Ints:
         """The line (a pipeline of the replica) that each piece takes."""
-        found = np.zeros(self.plan.pieces, dtype=np.int64)
-        for order in self.orders:
-            found[self.piece(order)] = order[:, 1]
-        return found
+
+        def lines() -> Ints:
+            found = np.zeros(self.plan.pieces, dtype=np.int64)
+            for order in self.orders:
+                found[self.piece(order)] = order[:, 1]
+            return found
+
+        return self.orders.once(("lines", len(self.plan.slices)), lines)
 
     @cached_property
     def splits(self) -> bool:
@@ -109,7 +113,7 @@ class Layout:
 
     @cached_property
     def edges(self) -> list[Edge]:
-        return edges(self.profile, self.plan.bounds)
+        return known_edges(self.profile, self.plan.bounds)
 
     @cached_property
     def incoming(self) -> list[list[Edge]]:
@@ -228,7 +232,9 @@ class Layout:
     def _gathered(self) -> list[list[Section]]:
         """For every stage the runs of blocks that weights are gathered for; none where they are not shared out."""
         stages = zip(self.parameters, self.plan.bounds, strict=True)
-        return [sections(own, *bound, self.plan.bucket) if self.plan.zero else [] for own, bound in stages]
+        if not self.plan.zero:
+            return [[] for _ in self.stages]
+        return [known_sections(self.profile, own, bound, self.plan.bucket) for own, bound in stages]
 
     @cached_property
     def sections(self) -> list[list[Section]]:
@@ -244,6 +250,8 @@ class Layout:
     def units(self) -> list[list[Unit]]:
         """For every stage the weights that its replicas share out."""
         stages = zip(self.parameters, self._gathered, self.sections, strict=True)
+        if not self.offloads:
+            return [known_units(self.profile, own, cut, self.plan.sharers) if cut else [] for own, cut, _ in stages]
         return [units(own, cut, self.plan.sharers, fine) if cut else [] for own, cut, fine in stages]
 
     def backward_pieces(self, stage: int) -> int:
@@ -274,7 +282,8 @@ class Layout:
     @cached_property
     def turning(self) -> frozenset[int]:
         """Stages in which every forward pass is followed by its backward pass at once."""
-        return frozenset(self.stages) - turning_later(self.orders)
+        later = self.orders.once("turning", lambda: turning_later(self.orders))
+        return frozenset(self.stages) - later
 
     def sharing(self, replica: int) -> int:
         """The group of replicas that share out their states with this one."""
@@ -289,8 +298,8 @@ class Layout:
         if not self.plan.zero:
             return 1.0
         own = sum(unit.share for unit in self.units[stage])
-        whole = sum(p.count for p in self.parameters[stage] if p.trainable)
-        apart = whole - sum(sum(unit.counts) for unit in self.units[stage])
+        whole = trained(self.profile, self.plan.bounds[stage])
+        apart = whole - sum(unit.count for unit in self.units[stage])
         return (own + apart) / whole if whole else 1.0
 
     @cached_property
@@ -365,7 +374,9 @@ class Layout:
         """Stages whose gradients are exchanged only after all passes of their ranks, and not after their own last."""
         if self.plan.exchange == AT_ROOT:  # nothing overlaps
             return frozenset(self.stages)
-        return frozenset() if self.plan.lines == 1 or self.plan.spread else completed_crosswise(self.orders)
+        if self.plan.lines == 1 or self.plan.spread:
+            return frozenset()
+        return self.orders.once("crosswise", lambda: completed_crosswise(self.orders))
 
     def is_tied(self, parameter: Parameter) -> bool:
         """Whether several stages hold it."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainplan.program.lower.bodies import Bodies, stage_rows
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.loads import INPUT_MESSAGES, fed
 from trainplan.program.lower.phases import apart_from, in_phases
-from trainplan.program.lower.row import Row
 from trainplan.program.lower.serving import around, servers
-from trainplan.program.lower.templates import Templates, decided_backward, head, stepping_forward, tail, templates
+from trainplan.program.lower.templates import decided_backward, head, stepping_forward, tail
 from trainplan.program.ops import Kind
 from trainplan.program.program import Bools, Ints, are
 from trainplan.program.schedules import Order
@@ -60,35 +60,21 @@ class Entries:
     start: Ints  # of the list of each rank
 
 
-class _Bodies:
-    """Templates, one after the other, and where the rows of each begin."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.rows: list[tuple[int, ...]] = []
-        self.start: list[int] = []
-        self.length: list[int] = []
-
-    def add(
-        self, template: Sequence[Row], replica: int, rank: int, adds: int = 0, last: bool = False, again: bool = False,
-        cut: bool = False,
-    ) -> int:  # fmt: skip
-        self.start.append(len(self.rows))
-        self.length.append(len(template))
-        self.rows += [
-            (r.kind, r.stage, replica, r.line, rank, r.unit, r.peer, adds, last, again, r.size, cut) for r in template
-        ]
-        return len(self.start) - 1
-
-
 def entries(layout: Layout, steps: int) -> Entries:
     """The lists of all ranks of all replicas."""
-    bodies = _Bodies(layout)
+    bodies = Bodies(layout)
     # Rank; of every step the bodies, the pieces (of barriers: phases), and how many steps ago it was they are of.
     lists: list[tuple[int, list[tuple[Ints, Ints, Ints]]]] = []
-    shapes = {way: templates(layout, *way) for way in _ways(layout)}
-    first = {(r, *way): _stage(bodies, shape, r, *way) for r in layout.replicas for way, shape in shapes.items()}
-    variants = [_variants(order, layout.recomputed[layout.piece(order)]) for order in layout.orders]
+    shapes = {way: stage_rows(layout, *way) for way in _ways(layout)}
+    first = {
+        (r, *way): bodies.add_stage(rows, r, layout.local(r, *way))
+        for r in layout.replicas
+        for way, rows in shapes.items()
+    }
+    variants = layout.orders.once(
+        ("variants", layout.plan.recompute, len(layout.plan.slices)),
+        lambda: [_variants(order, layout.recomputed[layout.piece(order)]) for order in layout.orders],
+    )
     by_rank: dict[int, list[int]] = {}
     for number, holding in enumerate(layout.holdings):
         by_rank.setdefault(holding.rank, []).append(number)
@@ -124,7 +110,7 @@ def entries(layout: Layout, steps: int) -> Entries:
     length = size[body]
     begin = np.concatenate([[0], np.cumsum(length)])
     row = np.repeat(start[body] - begin[:-1], length) + np.arange(begin[-1])
-    table = Table(*np.array(bodies.rows, dtype=np.int64).T)
+    table = Table(*np.ascontiguousarray(bodies.rows().T))
     # What is about the whole batch has no micro-batch, also where it stands among the rows of one.
     piece = np.repeat(piece, length)
     phase = np.where((table.kind == Kind.BARRIER)[row], piece, 0)
@@ -134,7 +120,7 @@ def entries(layout: Layout, steps: int) -> Entries:
 
 
 def _decided(
-    bodies: _Bodies, order: Order, body: Ints, of: Ints, variant: Ints, held: Sequence[Holding], steps: int
+    bodies: Bodies, order: Order, body: Ints, of: Ints, variant: Ints, held: Sequence[Holding], steps: int
 ) -> list[tuple[Ints, Ints, Ints]]:  # fmt: skip
     """The same of every step where the exchange is decided while running: with the agenda of a stage in the pass that
     completes its gradients; and where steps cross, with the steps of blocks in the first forward pass after them."""
@@ -167,31 +153,6 @@ def _decided(
 
 def _ways(layout: Layout) -> list[tuple[int, int]]:
     return [(stage, line) for stage in layout.stages for line in range(layout.plan.lines)]
-
-
-def _stage(bodies: _Bodies, shape: Templates, replica: int, stage: int, line: int) -> int:
-    """The bodies of a stage in a line, one for each variant; the number of the first."""
-    layout = bodies.layout
-    rank = layout.local(replica, stage, line)
-    # A pass adds to gradients that an earlier pass left, or that our own buckets keep from step to step. In the last
-    # pass DDP copies each gradient into its bucket, which costs about the same.
-    kept = int(layout.bucketed(stage) and not layout.observed)
-    copied = int(layout.observed)
-    first = bodies.add(shape.forward, replica, rank)
-    bodies.add(shape.first_forward, replica, rank, last=True)
-    bodies.add(shape.input_backward, replica, rank)
-    ways = [(shape.backward, shape.last_backward)]
-    if layout.splits:
-        ways.append((shape.weight_backward, shape.last_weight_backward))
-    elif layout.recomputes:
-        ways.append((shape.recomputed_backward, shape.last_recomputed_backward))
-    for way, (usual, last) in enumerate(ways):
-        again = bool(way) and layout.recomputes
-        bodies.add(usual, replica, rank, adds=kept, again=again)
-        bodies.add(usual, replica, rank, adds=1, again=again)
-        bodies.add(last, replica, rank, adds=1 + copied, last=True, again=again)
-        bodies.add(last, replica, rank, adds=kept + copied, last=True, again=again)
-    return first
 
 
 def _variants(order: Order, recomputed: Bools) -> Ints:

@@ -32,7 +32,7 @@ def shares(layout: Layout, weights: Ints, stepped: Ints) -> tuple[Ints, Ints]:
     weights, stepped = weights.copy(), stepped.copy()
     for number, holding in enumerate(layout.holdings):
         for unit in layout.units[holding.stage]:
-            whole = sum(unit.counts)
+            whole = unit.count
             weights[number] += (unit.share_bytes if layout.plan.zero == 3 else unit.bytes) - whole * unit.item
             stepped[number] += unit.own(holding.replica % layout.plan.sharers) - whole
     return weights, stepped
@@ -140,7 +140,8 @@ def gathered(ledger: Ledger, shared: Shared) -> None:
 
 def _after_step(ledger: Ledger, shared: Shared, gathers: Ints) -> None:
     """The first gathers of a step come after the step before it: until then nobody's share is new."""
-    first = _first(shared.layout)[shared.stages]
+    layout = shared.layout
+    first = layout.orders.once(("first", len(layout.plan.slices)), lambda: _first(layout))[shared.stages]
     following = shared.by_replica(gathers)[np.arange(len(gathers)), :, 1:, first]
     ledger.add(Value.TOKEN, 0, shared.rank[:, :, None], shared.step[:, :, :-1], following, (following,))
 

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from trainplan.profile.profile import Parameter
+from trainplan.profile.profile import Parameter, Profile
+from trainplan.program.lower.buckets import kept
 
 Section = tuple[int, int]  # blocks first ≤ b < last
 
@@ -37,23 +39,28 @@ class Unit:
     first: int  # the first section of the stage that reads it, and the last
     last: int
 
-    @property
+    @cached_property
+    def count(self) -> int:
+        """Elements of all of them."""
+        return sum(self.counts)
+
+    @cached_property
     def share(self) -> int:
         """Elements of everybody's share."""
-        return -(-sum(self.counts) // self.sharers)
+        return -(-self.count // self.sharers)
 
-    @property
+    @cached_property
     def share_bytes(self) -> int:
         return self.share * self.item
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Of all shares together: what is gathered, and what is summed."""
         return self.share_bytes * self.sharers
 
     def own(self, place: int) -> int:
         """Elements of weights in somebody's share: all, but for what it was filled up with."""
-        return max(0, min(self.share, sum(self.counts) - place * self.share))
+        return max(0, min(self.share, self.count - place * self.share))
 
     def parts(self, place: int) -> dict[str, tuple[int, int]]:
         """The weights that somebody has elements of, and which: from … to."""
@@ -110,3 +117,17 @@ def units(
         span = place[cut[first][0]], place[cut[last][1] - 1]
         made.append(Unit(tuple(p.name for p in own), tuple(p.count for p in own), item, sharers, *span))
     return made
+
+
+def known_sections(
+    profile: Profile, parameters: Sequence[Parameter], bound: tuple[int, int], limit: int
+) -> list[Section]:
+    """The sections of a stage of a profile, worked out once."""
+    found: list[Section] = kept(profile, ("sections", bound, limit), lambda: sections(parameters, *bound, limit))
+    return found
+
+
+def known_units(profile: Profile, parameters: Sequence[Parameter], cut: Sequence[Section], sharers: int) -> list[Unit]:
+    """The units of a stage of a profile, worked out once."""
+    found: list[Unit] = kept(profile, ("units", tuple(cut), sharers), lambda: units(parameters, cut, sharers))
+    return found

@@ -9,6 +9,7 @@ Sending, recomputing, exchanging gradients and stepping are added by the passes 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from trainplan.plan.order import known
 from trainplan.plan.plan import Plan
@@ -22,7 +23,7 @@ from trainplan.program.schedules.one_forward_one_backward import (
     early_one_forward_one_backward,
     one_forward_one_backward,
 )
-from trainplan.program.schedules.order import Order, Size
+from trainplan.program.schedules.order import Order, Orders, Size
 from trainplan.program.schedules.terapipe import terapipe
 from trainplan.program.schedules.zb_v import zb_v
 from trainplan.program.schedules.zero_bubble import zb_h1, zb_h2
@@ -45,12 +46,21 @@ SCHEDULES: dict[str, Callable[[Size], list[Order]]] = {
 }
 
 
-def orders_of(plan: Plan) -> list[Order]:
+def orders_of(plan: Plan) -> Orders:
     """What each rank of a replica computes, in order."""
     if plan.order:
-        return given_orders(known(plan.order))
+        return Orders(given_orders(known(plan.order)))
     if plan.wanted != plan.pp * plan.chunks:
         alone = SCHEDULES[plan.schedule](Size(plan.wanted, plan.micro))
-        return merged(alone, [plan.ranks(0).index(rank) for rank, *_ in plan.placement[0]])
+        return Orders(merged(alone, [plan.ranks(0).index(rank) for rank, *_ in plan.placement[0]]))
     slices = max(1, len(plan.slices))
-    return SCHEDULES[plan.schedule](Size(plan.pp, plan.micro, plan.chunks, plan.pairs, slices, plan.spread))
+    return _scheduled(plan.schedule, Size(plan.pp, plan.micro, plan.chunks, plan.pairs, slices, plan.spread))
+
+
+@lru_cache(maxsize=1024)
+def _scheduled(schedule: str, size: Size) -> Orders:
+    """Kept, since most plans differ in other things; nobody may write to them."""
+    found = Orders(SCHEDULES[schedule](size))
+    for order in found:
+        order.flags.writeable = False
+    return found

@@ -9,8 +9,10 @@ micro-batches be counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +38,20 @@ class Size:
     @property
     def stages(self) -> int:
         return self.ranks * self.chunks
+
+
+class Orders(tuple[Order, ...]):
+    """The orders of all ranks of a replica, which many plans share, with what was worked out of them."""
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What is made of these orders, made once."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[Hashable, Any]:
+        return {}
 
 
 def rows(

@@ -1,0 +1,164 @@
+"""The rows that the passes of one stage become, as arrays: worked out once for all plans that cut it out alike.
+
+What a stage's templates say depends on the stage alone, and on nothing that plans differ in most: not on the order of
+work, the number of micro-batches or of replicas, the precision, or how many ranks share its blocks. `StageKey` names
+what they do depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.row import Row
+from trainplan.program.lower.templates import templates
+from trainplan.program.program import Ints
+
+REPLICA, RANK = 2, 4  # columns of `rows.Table`
+MOST_KNOWN = 50_000  # stages; beyond them all are forgotten
+
+
+class StageKey(NamedTuple):
+    """What the templates of a stage in a line depend on, and nothing else."""
+
+    stage: int
+    line: int
+    bound: tuple[int, int]
+    takes: tuple[tuple[int, bool], ...]  # messages: the stages that they are from (or for), and whether gradients flow
+    gives: tuple[tuple[int, bool], ...]
+    pieces: tuple[tuple[int, int], ...]  # sections
+    units: tuple[tuple[int, int], ...]  # the first and the last section that reads each
+    buckets: tuple[int, ...]  # the block that completes each
+    zero: int
+    whole: bool  # all replicas share out together
+    late: bool
+    turning: bool
+    offloads: bool
+    splits: bool
+    recomputes: bool
+    in_phases: bool
+    kept: bool  # gradients are in buckets of our own
+    observed: bool
+
+
+@dataclass(frozen=True)
+class StageRows:
+    """The rows of all variants of a stage's passes, one after the other, but for replica and rank."""
+
+    rows: Ints  # (row, column of `rows.Table`)
+    lengths: tuple[int, ...]  # of each variant
+
+
+_known: dict[StageKey, StageRows] = {}
+
+
+def stage_rows(layout: Layout, stage: int, line: int) -> StageRows:
+    """The rows of a stage in a line."""
+    if layout.service is not None:  # its messages to servers are the plan's own
+        return _made(layout, stage, line)
+    key = _key(layout, stage, line)
+    if key not in _known:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[key] = _made(layout, stage, line)
+    return _known[key]
+
+
+def _key(layout: Layout, stage: int, line: int) -> StageKey:
+    comes, goes = layout.incoming[stage], layout.outgoing[stage]
+    return StageKey(
+        stage, line, layout.plan.bounds[stage],
+        tuple([(e.source, bool(e.gradients)) for e in comes if layout.is_message(e, line)]),
+        tuple([(e.target, bool(e.gradients)) for e in goes if layout.is_message(e, line)]),
+        tuple(layout.sections[stage]), tuple([(unit.first, unit.last) for unit in layout.units[stage]]),
+        tuple([bucket.block for bucket in layout.buckets[stage]]), layout.plan.zero,
+        layout.plan.sharers == layout.plan.dp, stage in layout.late, stage in layout.turning, layout.offloads,
+        layout.splits, layout.recomputes, layout.in_phases, layout.bucketed(stage) and not layout.observed,
+        layout.observed,
+    )  # fmt: skip
+
+
+def _made(layout: Layout, stage: int, line: int) -> StageRows:
+    """One body for each variant (`rows.py` counts them)."""
+    shape = templates(layout, stage, line)
+    # A pass adds to gradients that an earlier pass left, or that our own buckets keep from step to step. In the last
+    # pass DDP copies each gradient into its bucket, which costs about the same.
+    kept = int(layout.bucketed(stage) and not layout.observed)
+    copied = int(layout.observed)
+    bodies = [
+        as_rows(shape.forward),
+        as_rows(shape.first_forward, last=True),
+        as_rows(shape.input_backward),
+    ]
+    ways = [(shape.backward, shape.last_backward)]
+    if layout.splits:
+        ways.append((shape.weight_backward, shape.last_weight_backward))
+    elif layout.recomputes:
+        ways.append((shape.recomputed_backward, shape.last_recomputed_backward))
+    for way, (usual, last) in enumerate(ways):
+        again = bool(way) and layout.recomputes
+        bodies.append(as_rows(usual, adds=kept, again=again))
+        bodies.append(as_rows(usual, adds=1, again=again))
+        bodies.append(as_rows(last, adds=1 + copied, last=True, again=again))
+        bodies.append(as_rows(last, adds=kept + copied, last=True, again=again))
+    rows = np.array([row for body in bodies for row in body], dtype=np.int64)
+    return StageRows(rows, tuple(map(len, bodies)))
+
+
+def as_rows(
+    template: Sequence[Row], replica: int = 0, rank: int = 0, adds: int = 0, last: bool = False, again: bool = False,
+    cut: bool = False,
+) -> list[tuple[int, ...]]:  # fmt: skip
+    """A template as rows of a table, in the order of its columns."""
+    return [(r.kind, r.stage, replica, r.line, rank, r.unit, r.peer, adds, last, again, r.size, cut) for r in template]
+
+
+class Bodies:
+    """Templates, one after the other, and where the rows of each begin."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.start: list[int] = []
+        self.length: list[int] = []
+        self._parts: list[Ints] = []
+        self._loose: list[tuple[int, ...]] = []  # rows behind the last part
+        self._count = 0
+
+    def add(
+        self, template: Sequence[Row], replica: int, rank: int, adds: int = 0, last: bool = False, again: bool = False,
+        cut: bool = False,
+    ) -> int:  # fmt: skip
+        """One more body; its number."""
+        self._loose += as_rows(template, replica, rank, adds, last, again, cut)
+        self._begin(len(template))
+        return len(self.start) - 1
+
+    def add_stage(self, stage: StageRows, replica: int, rank: int) -> int:
+        """All bodies of a stage; the number of the first."""
+        self._close()
+        own = stage.rows.copy()
+        own[:, REPLICA], own[:, RANK] = replica, rank
+        self._parts.append(own)
+        first = len(self.start)
+        for length in stage.lengths:
+            self._begin(length)
+        return first
+
+    def rows(self) -> Ints:
+        """All rows."""
+        self._close()
+        return np.concatenate(self._parts)
+
+    def _begin(self, length: int) -> None:
+        self.start.append(self._count)
+        self.length.append(length)
+        self._count += length
+
+    def _close(self) -> None:
+        if self._loose:
+            self._parts.append(np.array(self._loose, dtype=np.int64))
+            self._loose = []
