@@ -89,9 +89,14 @@ def talking(c: CostClass, s: Setting) -> float:
     """Seconds that the ranks that share the blocks of a pass exchange inside it."""
     if not c.inside:
         return 0.0
-    seconds = sum(
-        part.times * TALKS[part.what](s.cluster, c.sharing, part.bytes).seconds for part in c.inside if not part.hidden
-    )
+    known, key = s.cluster.known_groups, (c.sharing, c.inside)
+    if key not in known:
+        known[key] = sum(
+            part.times * TALKS[part.what](s.cluster, c.sharing, part.bytes).seconds
+            for part in c.inside
+            if not part.hidden
+        )
+    seconds = float(known[key])
     # A forward pass says with `since` and `until` which blocks it is of, a backward pass which share of these.
     return seconds * (c.until - c.since if c.kind is Kind.B else 1.0)
 
@@ -219,7 +224,7 @@ def inside(program: Program, setting: Setting) -> NDArray[np.float64]:
     """Of every operation of a program, the seconds in which ranks that share blocks exchange something inside it."""
     if program.slicers == 1:
         return np.zeros(len(program))
-    table = np.array([talking(c, setting) for c in program.classes], dtype=np.float64)
+    table = np.array([talking(c, setting) if c.inside else 0.0 for c in program.classes], dtype=np.float64)
     return np.asarray(table[program.cost])
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from trainplan.predict.clock import Floats, Played
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Ints, Program
+
+_NAMES = tuple(kind.name.lower() for kind in Value)
 
 
 @dataclass(frozen=True)
@@ -80,16 +83,22 @@ def tracks(played: Played, host: bool = False) -> list[Track]:
     """The memory of every rank: of its device, or what it has in that of its `host`."""
     program, all_ = played.program, changes(played, host)
     change = all_.sign * program.value_bytes[all_.value]
-    base = np.zeros((program.world, len(Value)), dtype=np.int64)
-    first = program.initial
-    first = first[(program.value_rank[first] >= 0) & ((program.value_kind[first] == Value.HOST) == host)]
-    np.add.at(base, (program.value_rank[first], program.value_kind[first]), program.value_bytes[first])
+    base = _at_start(program, host)
     found = []
     for rank in range(program.world):
         own = slice(all_.bounds[rank], all_.bounds[rank + 1])
         kind = program.value_kind[all_.value[own]]
         found.append(Track(rank, base[rank], all_.op[own], all_.seconds[own], kind, change[own]))
     return found
+
+
+def _at_start(program: Program, host: bool) -> Ints:
+    """Bytes of every rank by kind of value before the first change."""
+    base = np.zeros((program.world, len(Value)), dtype=np.int64)
+    first = program.initial
+    first = first[(program.value_rank[first] >= 0) & ((program.value_kind[first] == Value.HOST) == host)]
+    np.add.at(base, (program.value_rank[first], program.value_kind[first]), program.value_bytes[first])
+    return base
 
 
 def _places(program: Program, op: Ints, rank: Ints) -> Ints:
@@ -110,17 +119,32 @@ def _places(program: Program, op: Ints, rank: Ints) -> Ints:
 
 def peaks(played: Played) -> list[Peak]:
     """The peak of every rank, with the operation at which it is reached."""
+    program, all_ = played.program, changes(played)
+    kinds = program.value_kind[all_.value]
+    change = all_.sign * program.value_bytes[all_.value]
+    highest, parts = _highest(all_.bounds, kinds, change, _at_start(program, host=False))
     found = []
-    for track in tracks(played):
-        level, parts = track.level, track.start.copy()
-        name, top = "", int(parts.sum())
-        if len(level) and level.max() > top:
-            at = int(level.argmax())
-            top, name = int(level[at]), played.program.name(int(track.op[at]))
-            np.add.at(parts, track.kind[: at + 1], track.change[: at + 1])
-        breakdown = {kind.name.lower(): int(parts[kind]) for kind in Value if parts[kind]}
-        found.append(Peak(track.rank, top, name, breakdown))
+    for rank, (at, own) in enumerate(zip(highest.tolist(), parts.tolist(), strict=True)):
+        breakdown = {name: size for name, size in zip(_NAMES, own, strict=True) if size}
+        found.append(Peak(rank, sum(own), program.name(all_.op[at]) if at >= 0 else "", breakdown))
     return found
+
+
+@njit(cache=True)
+def _highest(bounds: Ints, kind: NDArray[np.uint8], change: Ints, start: Ints) -> tuple[Ints, Ints]:
+    """Of every rank the change after which most bytes are there (-1: none, most are there at the start), and how many
+    of each kind these are."""
+    world = len(start)
+    highest, parts = np.full(world, -1, np.int64), start.copy()
+    for rank in range(world):
+        level = most = np.int64(0)  # beyond what is there at the start
+        for k in range(bounds[rank], bounds[rank + 1]):
+            level += change[k]
+            if level > most:
+                most, highest[rank] = level, k
+        for k in range(bounds[rank], highest[rank] + 1):
+            parts[rank, kind[k]] += change[k]
+    return highest, parts
 
 
 def host_peaks(played: Played) -> list[int]:

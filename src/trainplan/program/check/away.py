@@ -11,11 +11,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainplan.program.check.view import Fault, View
-from trainplan.program.ops import Kind, Value
+from trainplan.program.ops import COPIES, Kind, Value
+from trainplan.program.program import are
+
+_COPY = are(COPIES)
 
 
 def back(view: View) -> Iterator[Fault]:
     program = view.program
+    if not _COPY[program.kind].any():
+        return
     home = view.exact * program.world + program.rank
     reader, made = program.reads.owner, program.value_maker[program.reads.items]
     same = (made >= 0) & (view.batch[reader] == view.batch[made])

@@ -43,6 +43,8 @@ def once(view: View) -> Iterator[Fault]:
     of = {kind: program.kind == kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W)}
     for kind, chosen in of.items():
         ops = np.flatnonzero(chosen)
+        if not len(ops) or np.bincount(view.exact[ops]).max() == 1:
+            continue
         order = ops[np.argsort(view.exact[ops], kind="stable")]
         for op in order[1:][np.diff(view.exact[order]) == 0]:
             yield Fault("once", int(op), f"{program.name(op)}: {SPECS[kind].what} runs a second time")
@@ -57,25 +59,26 @@ def once(view: View) -> Iterator[Fault]:
         return
     line, stage = pack(program, "job", "pipeline")[ops], program.stage[ops]
     walk = pack(program, "job", "pipeline", "step", "micro_batch", "slice")[ops]
-    seen = np.bincount(_distinct(walk, line)[1])
+    seen = np.bincount(_distinct(walk, line))
     widest = int(stage.max()) + 1
-    lines, stages = np.divmod(_distinct(walk * widest + stage, line * widest + stage)[1], widest)
-    counts = np.zeros((len(seen), widest), dtype=np.int64)
-    np.add.at(counts, (lines, stages), 1)
+    counts = np.bincount(_distinct(walk * widest + stage, line * widest + stage), minlength=len(seen) * widest)
+    counts = counts.reshape(len(seen), widest)
     for one, lacking in zip(*np.nonzero((counts > 0) & (counts < seen[:, None])), strict=True):
         op = int(ops[(line == one) & (stage == lacking)][0])
         why = f"stage {lacking} sees {counts[one, lacking]} micro-batches where its pipeline has {seen[one]}"
         yield Fault("once", op, why)
 
 
-def _distinct(key: Ints, label: Ints) -> tuple[Ints, Ints]:
-    """The keys that occur, each once, with the label of each."""
-    order = np.argsort(key, kind="stable")
-    first = np.concatenate([[True], np.diff(key[order]) != 0])
-    return key[order][first], label[order][first]
+def _distinct(key: Ints, label: Ints) -> Ints:
+    """The label of every key that occurs, once each."""
+    found = np.full(int(key.max()) + 1, -1, dtype=np.int64)
+    found[key] = label
+    return found[found >= 0]
 
 
 def _same(view: View, left: Bools, right: Bools, why: str) -> Iterator[Fault]:
+    if not left.any():
+        return
     there = np.zeros(int(view.batch.max()) + 1, dtype=bool)
     there[view.batch[right]] = True
     ops = np.flatnonzero(left)

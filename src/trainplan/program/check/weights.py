@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numba import njit
 
 from trainplan.program.check.view import Fault, View, pack, where
 from trainplan.program.ops import COMPUTES, GATHERS, Kind, Value
-from trainplan.program.program import Ints, Program, Ragged, are
+from trainplan.program.program import Bools, Ints, Program, Ragged, are
+from trainplan.program.wiring import Small
 
 _BACKWARD = are((Kind.B, Kind.I, Kind.W))
 _EXCHANGES, _GATHERS = are((Kind.REDUCE_GRAD, Kind.SCATTER_GRAD)), are(GATHERS)
+_IDLE = "nobody on rank {rank} reads what {op} has summed"
 _READS_WEIGHTS = are([kind for kind in COMPUTES if kind is not Kind.STEP])
 
 
@@ -27,25 +30,23 @@ def updated(view: View) -> Iterator[Fault]:
     is_read = np.zeros(len(program.value_kind), dtype=bool)
     is_read[program.reads.items] = True
     # Every exchange has a value of each of its members to read, and makes one for each that somebody reads.
-    exchange, world = _EXCHANGES[program.kind], program.world
-    reads = program.reads
-    ops, ranks = _with_members(program, np.flatnonzero(exchange))
-    wanted = ops * world + ranks
+    exchange, wiring, reads = _EXCHANGES[program.kind], view.wiring, program.reads
     read = np.flatnonzero(exchange[reads.owner])
-    brings = reads.owner[read] * world + program.value_rank[reads.items[read]]
     made = np.flatnonzero(is_read & (program.value_maker >= 0))
     made = made[exchange[program.value_maker[made]]]
-    gets = program.value_maker[made] * world + program.value_rank[made]
-    lacks, idle = np.setdiff1d(wanted, brings).tolist(), np.setdiff1d(wanted, gets).tolist()
-    for op, rank in (divmod(pair, world) for pair in lacks):
-        yield Fault("updated", op, f"{program.name(op)} sums nothing of rank {rank}")
-    for op, rank in (divmod(pair, world) for pair in idle):
-        yield Fault("updated", op, f"nobody on rank {rank} reads what {program.name(op)} has summed")
+    brings = _served(reads.owner[read], program.value_rank[reads.items[read]], wiring.member_start, wiring.member_items)
+    gets = _served(program.value_maker[made], program.value_rank[made], wiring.member_start, wiring.member_items)
+    summing = np.repeat(exchange, np.diff(wiring.member_start))
+    for lacks, why in ((brings, "{op} sums nothing of rank {rank}"), (gets, _IDLE)):
+        for place in where(summing & ~lacks):
+            op = int(np.searchsorted(wiring.member_start, place, side="right")) - 1
+            yield Fault("updated", op, why.format(op=program.name(op), rank=wiring.member_items[place]))
     steps = np.flatnonzero(program.kind == Kind.STEP)
     if not len(steps):
         return
-    exact = view.exact * program.world + program.rank
-    _unique, first, counts = np.unique(exact[steps], return_index=True, return_counts=True)
+    _unique, first, counts = np.unique(
+        view.exact[steps] * program.world + program.rank[steps], return_index=True, return_counts=True
+    )
     for i in where(counts > 1):
         op = int(steps[first[i]])
         yield Fault("updated", op, f"{program.name(op)} steps {counts[i]} times in one step")
@@ -64,6 +65,17 @@ def updated(view: View) -> Iterator[Fault]:
     lost = work[(after < 0) & ~pushes[worker[work]]]
     for op in lost[np.unique(home[lost], return_index=True)[1]]:
         yield Fault("updated", int(op), f"the gradients of {program.name(op)} are not used: its stage never steps")
+
+
+@njit(cache=True)
+def _served(ops: Ints, ranks: Ints, member_start: Small, member_items: Small) -> Bools:
+    """Of every member of every operation, whether it is among these (operation, rank)."""
+    found = np.zeros(len(member_items), np.bool_)
+    for i in range(len(ops)):
+        for k in range(member_start[ops[i]], member_start[ops[i] + 1]):
+            if member_items[k] == ranks[i]:
+                found[k] = True
+    return found
 
 
 def gathered(view: View) -> Iterator[Fault]:

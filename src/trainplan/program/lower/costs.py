@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from trainplan.profile.parcels import parcels
-from trainplan.profile.profile import Amount
+from trainplan.profile.profile import Amount, Profile
 from trainplan.program.exchanges import TELLING
+from trainplan.program.lower.buckets import kept
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.loads import INPUT_MESSAGES, load_class
@@ -32,27 +33,28 @@ def cost_classes(
     example = np.full(len(table.kind) * len(sizes), -1, dtype=np.int64)
     example[place] = np.arange(len(row))
     classes: list[CostClass] = []
-    known: dict[tuple[Amount, ...], int] = {}
-    class_of = np.zeros(len(example), dtype=np.int64)
+    known: dict[tuple[int, ...], int] = {}
     backward = _IS_BACKWARD[table.kind]  # other kinds cost the same, whichever pass they belong to
     columns = [table.kind, table.stage, table.unit, table.peer, table.replica, table.line]
     cut = backward | ((table.kind == Kind.F) & (layout.plan.zero > 0))
     columns += [np.where(backward, table.adds, 0), np.where(cut, table.last, 0)]
     columns += [np.where(backward | _IS_COPY[table.kind], table.again, 0)]
     columns += [table.size, table.cut]
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    whole = _IS_WHOLE[table.kind].tolist()
     spots = np.flatnonzero(example >= 0)
-    numbers = group[example[spots]].tolist()
-    for spot, number in zip(spots.tolist(), numbers, strict=True):
-        i, size = divmod(spot, len(sizes))
-        samples = 0 if whole[i] else sizes[size]
-        key = (*rows[i], samples)
+    used, size = np.divmod(spots, len(sizes))  # many rows are of variants that this order of work has none of
+    size = np.where(_IS_WHOLE[table.kind[used]], -1, size)
+    rows = zip(*(column[used].tolist() for column in columns), size.tolist(), strict=True)
+    found_class = np.empty(len(spots), dtype=np.int64)
+    for place_of, (key, number) in enumerate(zip(rows, group[example[spots]].tolist(), strict=True)):
         if key not in known:
             known[key] = len(classes)
-            found = _class(layout, samples, spans[number] if number >= 0 else (), *rows[i])
+            *row_of, which = key
+            samples = sizes[which] if which >= 0 else 0
+            found = _class(layout, samples, spans[number] if number >= 0 else (), *row_of)
             classes.append(_shared(layout, found) if layout.plan.tp > 1 else found)
-        class_of[spot] = known[key]
+        found_class[place_of] = known[key]
+    class_of = np.zeros(len(example), dtype=np.int64)
+    class_of[spots] = found_class
     cost = class_of[place]
     payload = [c.bytes if _CARRIES[c.kind] else 0 for c in classes]
     return cost, tuple(classes), np.array(payload, dtype=np.int64)[cost]
@@ -62,14 +64,19 @@ def _shared(layout: Layout, c: CostClass) -> CostClass:
     """A pass of blocks that several ranks share: with what they exchange inside it."""
     if c.kind not in (Kind.F, Kind.R, Kind.B):
         return c
-    blocks = layout.profile.blocks[c.first : c.last]
+    key = "inside", c.kind is Kind.B, c.first, c.last, c.samples
+    talk = kept(layout.profile, key, lambda: _inside(layout.profile, c))
+    return c._replace(sharing=layout.plan.slicers(c.rank), inside=talk)
+
+
+def _inside(profile: Profile, c: CostClass) -> tuple[Inside, ...]:
+    """What ranks that share the blocks of a pass exchange inside it."""
     inside: dict[tuple[str, int, bool], int] = {}
-    for block in blocks:
+    for block in profile.blocks[c.first : c.last]:
         for part in block.backward_talk if c.kind is Kind.B else block.forward_talk:
             name = part.what, round(part.bytes_per_sample * float(c.samples)), part.hidden  # type: ignore[arg-type]
             inside[name] = inside.get(name, 0) + part.times
-    talk = tuple(Inside(what, size, count, hidden) for (what, size, hidden), count in inside.items())
-    return c._replace(sharing=layout.plan.slicers(c.rank), inside=talk)
+    return tuple(Inside(what, size, count, hidden) for (what, size, hidden), count in inside.items())
 
 
 def _class(

@@ -128,7 +128,7 @@ def gathered(ledger: Ledger, shared: Shared) -> None:
     reads = shared.forward(of, [piece for _, piece in pieces])
     again, of_again = shared.backward([(n, unit.first, unit.last) for n, unit in enumerate(shared.units)])
     over = np.maximum.reduceat(again, np.searchsorted(of_again, units))  # the last: later ones have higher numbers
-    twice = (back >= 0).any(axis=1)  # elsewhere backward starts with what forward ended with
+    twice = np.asarray((back >= 0).any(axis=1))  # elsewhere backward starts with what forward ended with
     last = reads[np.searchsorted(of, units, side="right") - 1]
     numbers = ledger.add(Value.WEIGHTS, shared.bytes, shared.homes, there, np.where(twice[:, None], last, over))
     ledger.reads(reads, numbers[of])

@@ -54,13 +54,13 @@ def orders_of(plan: Plan) -> Orders:
         alone = SCHEDULES[plan.schedule](Size(plan.wanted, plan.micro))
         return Orders(merged(alone, [plan.ranks(0).index(rank) for rank, *_ in plan.placement[0]]))
     slices = max(1, len(plan.slices))
-    return _scheduled(plan.schedule, Size(plan.pp, plan.micro, plan.chunks, plan.pairs, slices, plan.spread))
+    return _scheduled(SCHEDULES[plan.schedule], Size(plan.pp, plan.micro, plan.chunks, plan.pairs, slices, plan.spread))
 
 
 @lru_cache(maxsize=1024)
-def _scheduled(schedule: str, size: Size) -> Orders:
+def _scheduled(schedule: Callable[[Size], list[Order]], size: Size) -> Orders:
     """Kept, since most plans differ in other things; nobody may write to them."""
-    found = Orders(SCHEDULES[schedule](size))
+    found = Orders(schedule(size))
     for order in found:
         order.flags.writeable = False
     return found

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from trainplan.plan.order import Given, read
@@ -27,7 +29,7 @@ def orders(given: Given) -> list[Order]:
     ]
 
 
-def write_csv(orders: list[Order]) -> str:
+def write_csv(orders: Sequence[Order]) -> str:
     """The orders as torch reads them; pipelines and slices, of which torch knows nothing, as our names write them."""
     lines = []
     for order in orders:
