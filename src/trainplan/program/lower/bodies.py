@@ -63,9 +63,14 @@ def stage_rows(layout: Layout, stage: int, line: int) -> StageRows:
     key = _key(layout, stage, line)
     if key not in _known:
         if len(_known) >= MOST_KNOWN:
-            _known.clear()
+            forget()
         _known[key] = _made(layout, stage, line)
     return _known[key]
+
+
+def forget() -> None:
+    """All that is known of stages."""
+    _known.clear()
 
 
 def _key(layout: Layout, stage: int, line: int) -> StageKey:

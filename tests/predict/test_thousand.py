@@ -1,0 +1,63 @@
+"""What plans share is worked out once, and changes no prediction."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainplan.plan.plan import plan
+from trainplan.predict.predict import predict
+from trainplan.program.lower import bodies
+from trainplan.program.schedules import _scheduled
+
+PATH = Path(__file__).parents[2] / "benchmarks" / "thousand.py"
+SPEC = importlib.util.spec_from_file_location("thousand", PATH)
+assert SPEC is not None
+assert SPEC.loader is not None
+thousand = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(thousand)
+
+
+@pytest.fixture(scope="module")
+def some() -> Any:
+    return thousand.drawn(32, layers=4)
+
+
+@pytest.mark.system("recommender", "P")
+def test_shared_work_changes_no_prediction(some: Any) -> None:
+    """Random plans, one after the other; and each alone, when nothing is known of any other."""
+    plans, profile, there = some
+    plans = plans[:12]
+    together = [predict(choices, profile, there, thousand.BATCH) for choices in plans]
+    for choices, found in zip(plans, together, strict=True):
+        bodies.forget()
+        _scheduled.cache_clear()
+        alone = predict(choices, replace(profile), replace(there), thousand.BATCH)
+        assert alone == found
+        assert alone.peaks == found.peaks
+
+
+def test_a_stage_is_worked_out_once(some: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that differ in micro-batches and replicas share the rows of their stages: so many lowerings of a stage."""
+    _, profile, there = some
+    made = []
+    work_out = bodies.templates
+    monkeypatch.setattr(bodies, "templates", lambda layout, *way: made.append(way) or work_out(layout, *way))
+    bodies.forget()
+    for dp, micro in ((2, 4), (2, 8), (4, 4), (4, 8), (4, 16)):
+        choices = plan(dp=dp, pp=3, micro=micro, schedule="1f1b", stages=(2, 4), blocks=len(profile.blocks))
+        predict(choices, profile, there, thousand.BATCH)
+    assert made == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_the_benchmark_says_where_time_goes(some: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thousand, "drawn", lambda count, layers: some)
+    thousand.main(["--plans", "12", "--out", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["calls"]["lower"] == found["calls"]["check"] == found["calls"]["peaks"] == 12
+    assert found["calls"]["play"] == 24  # once more as if communication were free
+    assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
+    assert {"machine", "made", "command"} <= set(found)
