@@ -26,7 +26,6 @@ def some() -> Any:
     return thousand.drawn(32, layers=4)
 
 
-@pytest.mark.system("recommender", "P")
 def test_shared_work_changes_no_prediction(some: Any) -> None:
     """Random plans, one after the other; and each alone, when nothing is known of any other."""
     plans, profile, there = some
