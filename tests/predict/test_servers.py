@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.synthetic import chain
-from trainplan.cluster.cluster import Cluster, Device, Link, Node
+from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
 from trainplan.errors import PlanError
 from trainplan.plan.plan import plan
 from trainplan.plan.rules import check, check_model
@@ -68,6 +68,23 @@ def test_ps_bsp_on_one_node_shares_ports() -> None:
     ]
     assert found[0].step_s == pytest.approx(0.8401 + 0.01, rel=1e-3)
     assert found[1].step_s == pytest.approx(0.4201 + 0.01, rel=1e-3)
+
+
+def test_slices_of_a_gpu_take_what_a_probe_found_of_a_server() -> None:
+    """Eight messages at one rank take half as long as one after the other: of the four that push at once each takes
+    twice as long as alone, not four times. And the copies at their ends, half a message, pass no port."""
+    message, hub = Curve("p2p", 2, (0, BYTES), (0.0, 0.1)), Curve("hub", 5, (0, BYTES), (0.0, 0.4))
+    slices = replace(machines(1, each=5), backend="gloo-staged", collectives=(message, hub))
+    choices, steps = plan(dp=4, servers=1, exchange="ps-bsp", bucket=BYTES, blocks=1), []
+    for host_rate in (1e15, 4e9):  # the copies of a message take nothing, or half of it
+        device = replace(slices.device(0), host_rate=host_rate)
+        there = replace(slices, nodes=(replace(slices.nodes[0], devices=(device,) * 5),))
+        if host_rate < 1e15:
+            there = replace(there, collectives=(message, replace(hub, seconds=(0.0, 0.2))))
+        steps.append(predict(choices, one_block(), there, 8).step_s)
+    adding = 0.04 + 0.01
+    assert steps[0] == pytest.approx(2 * 2 * 0.1 + adding, rel=0.01)
+    assert steps[1] == pytest.approx(2 * (0.05 + 2 * 0.05) + adding, rel=0.01)
 
 
 @pytest.mark.system("ps-bsp", "P")

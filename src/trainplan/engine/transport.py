@@ -115,6 +115,7 @@ class Arrivals:
                 moment.set_result(now())
             except BaseException as error:
                 moment.set_exception(error)
+            del pending, moment  # and the memory that they keep: the next message would find none that is pinned
 
 
 class Watched(Works):

@@ -12,7 +12,16 @@ import numpy as np
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
 from trainplan.plan.served import SERVED
-from trainplan.predict.collectives import Talk, all_gather, all_reduce, cards_between, message, reduce_scatter
+from trainplan.predict.collectives import (
+    Talk,
+    all_gather,
+    all_reduce,
+    cards_between,
+    curve_of,
+    message,
+    on_curve,
+    reduce_scatter,
+)
 from trainplan.predict.exchanges import summed
 from trainplan.predict.flows import Flows
 from trainplan.program.exchanges import BY_ROUNDS
@@ -76,12 +85,28 @@ def _at_ports(c: CostClass, cluster: Cluster, lead: float, cards: Shares) -> tup
     send to a server at once, wherever they are (incast). What slices of a GPU copy to the host, and from it, is on its
     way but passes no port."""
     first = 2 * len(cluster.nodes)
-    ports = {first + 2 * c.rank: 1.0, first + 2 * c.peer + 1: 1.0}
+    hub = _hub(cluster, c.bytes) if not cards else None
+    if hub is None:
+        ports = {first + 2 * c.rank: 1.0, first + 2 * c.peer + 1: 1.0}
+    else:
+        ports = {first + 2 * c.rank: hub, first + 2 * c.peer: hub}
     if not cards:
         lead = message(cluster, c.rank, c.peer, 0).seconds
         if not backend(cluster.backend).receives_on_device:
             lead += sum(c.bytes / cluster.device(rank).host_rate for rank in (c.rank, c.peer))
     return lead, {**cards, **ports}
+
+
+def _hub(cluster: Cluster, size: int) -> float | None:
+    """The share of a rank's port, in and out alike, that a message asks for where gloo's one thread carries both: what
+    a probe found when one rank exchanges messages with all others, of what as many take one after the other."""
+    found = [c for c in cluster.collectives if c.op == "hub"]
+    one = curve_of(cluster, "p2p", 2)
+    if not found or one is None:
+        return None
+    curve = max(found, key=lambda c: c.ranks)
+    alone = on_curve(one, size) - 2 * size / cluster.device(0).host_rate
+    return min(1.0, on_curve(curve, size) / (2 * (curve.ranks - 1) * alone))
 
 
 def _slices(plan: Plan, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:

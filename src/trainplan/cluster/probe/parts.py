@@ -1,4 +1,4 @@
-"""What a sum in rounds is made of where its bytes go through host memory: copies, messages and additions.
+"""What exchanges are made of where their bytes go through host memory: copies, messages and additions.
 
 Slices of a GPU copy a bucket to the host, exchange parts of it there, add up what arrives, and copy it back
 (`engine/exchanges.py`). Each of these is measured while all ranks do it, as they will: copies share one way to the GPU,
@@ -7,6 +7,7 @@ and the threads that send, receive and add share cores and memory.
     stage   a tensor to pinned memory, and back
     round   from host memory to the next rank, while as much arrives from the one before
     add     one tensor of the host to another
+    hub     from host memory to one rank from all others, and to all others from that one: a server's messages
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from trainplan.cluster.probe.team import Record, Team
 from trainplan.units import KIB, MIB
 
-PARTS = ("stage", "round", "add")
+PARTS = ("stage", "round", "add", "hub")
 SIZES = (4 * KIB, 128 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
 _TAG = 5
 
@@ -33,6 +34,8 @@ class Parts:
         cuda = team.device.type == "cuda"
         self.tensor = torch.zeros(SIZES[-1] // 4, device=team.device)
         self.host, self.more = (torch.zeros(SIZES[-1] // 4, pin_memory=cuda) for _ in range(2))
+        others = team.count - 1 if team.rank == 0 else 1
+        self.arriving = [torch.zeros(SIZES[-1] // 4, pin_memory=cuda) for _ in range(others)]
 
     def measure(self, count: int, group: dist.ProcessGroup, record: Record) -> None:
         """Each part at each size once, on the first so many workers: both moments, as of collectives."""
@@ -61,4 +64,13 @@ class Parts:
                 if work is not None:
                     work.wait()
 
-        return {"stage": stage, "round": round_, "add": lambda: host.add_(more)}[part]
+        def hub() -> None:
+            others = range(1, count) if rank == 0 else (0,)
+            receives = zip(self.arriving, others, strict=False)
+            works = [dist.irecv(into[:numbers], other, group=group, tag=_TAG) for into, other in receives]
+            works += [dist.isend(host, other, group=group, tag=_TAG) for other in others]
+            for work in works:
+                if work is not None:
+                    work.wait()
+
+        return {"stage": stage, "round": round_, "add": lambda: host.add_(more), "hub": hub}[part]
