@@ -34,13 +34,13 @@ LEVELS: list[set[str]] = [
     {"predict", "engine"},
     {"solve", "search", "study"},
     {"bench", "report"},
-    {"__init__", "__main__", "api", "cli", "hardware", "run", "situation", "starting", "studies", "benches"},
+    {"__init__", "__main__", "api", "cli", "hardware", "run", "situation", "starting", "studies", "benches", "methods"},
 ]
 BESIDE = {
     ("search", "solve"), ("bench", "report"),
     ("units", "errors"), ("files", "errors"), ("cli", "api"), ("__init__", "api"), ("api", "situation"),
     ("api", "starting"), ("starting", "situation"), ("api", "hardware"), ("hardware", "situation"), ("__main__", "cli"),
-    ("api", "studies"), ("api", "benches"),
+    ("api", "studies"), ("api", "benches"), ("api", "methods"), ("methods", "situation"), ("methods", "starting"),
 }  # fmt: skip
 LEVEL = {room: number for number, level in enumerate(LEVELS) for room in level}
 

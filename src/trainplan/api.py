@@ -21,6 +21,7 @@ from trainplan.benches import bench_run as bench_run
 from trainplan.errors import InputError, TrainplanError
 from trainplan.hardware import device as device
 from trainplan.hardware import roofline as roofline
+from trainplan.methods import check_method, choose
 from trainplan.situation import (
     Changes,
     can_run,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         Systems,
     )
     from trainplan.report.explain import Explanation
+    from trainplan.report.methods import Chosen
     from trainplan.report.ran import Prepared, Ran, RanElsewhere
 
 DEFAULT_WORKLOAD = "resnet18:cifar10,batch=32,lr=0.01"  # small enough for a laptop
@@ -157,13 +159,21 @@ def recommend(
     run: bool = False,
     steps: int = 12,
     predicted: str = "",
+    method: str = "model",
+    results: Sequence[str] = (),
+    candidates: str = "",
     *,
     inputs: Any = None,
     loss: Any = None,
     optimizer: Any = None,
-) -> Recommended:
+) -> Recommended | Chosen:
     """The fastest plans that fit, with reasons. `run`: train with the best one, and on one device, to see.
-    `predicted`: a precision; then also plans that are predicted in it, and not yet run."""
+    `predicted`: a precision; then also plans that are predicted in it, and not yet run. `method`: another one than ours
+    (`trainplan.methods`), of these `candidates`; `results` are the suite's, for `benchmark`."""
+    check_method(method, results, predicted)
+    if method != "model":
+        s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer), method == "data")
+        return choose(method, s, memory, results, steps, candidates)
     from trainplan.report.answers import Recommended
     from trainplan.report.lines import command
     from trainplan.report.progress import progress

@@ -84,13 +84,14 @@ def bench_accuracy(results: Sequence[str], picture: Sequence[str] = ()) -> Score
     or .pdf.
     """
     from trainplan.bench.answers import Scored, draw
+    from trainplan.bench.believed import with_equations
     from trainplan.bench.results import read
     from trainplan.bench.scores import by_operation, errors, judge, rule_of, summaries
     from trainplan.report.picture import check_picture
 
     for path in picture:
         check_picture(path, "--picture")
-    outcomes = read(results)
+    outcomes = [with_equations(outcome) for outcome in read(results)]
     points = [(r.system, r.predicted_s, r.measured_s) for o in outcomes for r in o.ran if r.measured_s is not None]
     if not points:
         raise InputError(f"bench accuracy {' '.join(results)}", "nothing in it has run", "trainplan bench run")

@@ -139,10 +139,18 @@ def recommend(
     predicted: Annotated[
         str, typer.Option(help="A precision: also plans that are predicted in it, and not yet run (tp, sequence …).")
     ] = "",
+    method: Annotated[
+        str, typer.Option(help="model (ours), or the thesis's: benchmark, data, hardware, thesis.")
+    ] = "model",
+    results: Annotated[list[str], typer.Option(help="Of benchmark: what bench run wrote. Repeatable.")] = [],  # noqa: B006
+    candidates: Annotated[str, typer.Option(help="Of other methods than ours: ddp,gpipe …; without it, all.")] = "",
     json: Json = False,
 ) -> None:
     """The fastest plans that fit, with reasons."""
-    _answer(json, api.recommend, model, cluster, batch, memory, top, profile, set, compile, run, steps, predicted)
+    _answer(
+        json, api.recommend, model, cluster, batch, memory, top, profile, set, compile, run, steps, predicted, method,
+        results, candidates,
+    )  # fmt: skip
 
 
 @app.command()

@@ -118,7 +118,8 @@ def read(paths: Sequence[str | Path]) -> list[Outcome]:
 
 
 def _older(path: Path) -> list[Outcome]:
-    """The rows that `benchmarks/accuracy.py` wrote: of every workload a case for each number of ranks."""
+    """The rows that `benchmarks/accuracy.py` wrote: of every workload a case for each number of ranks. With `--keep`, a
+    folder beside the file has what they were predicted from."""
     data = files.read(path, "accuracy")
     rows = [files.from_json(Row, row, str(path)) for row in data["rows"]]
     failures = data.get("failures", [])
@@ -137,7 +138,8 @@ def _older(path: Path) -> list[Outcome]:
                 Outcome(
                     data.get("machine", ""), data.get("device", ""), data.get("torch", ""), data.get("made", ""),
                     data.get("command", ""), network, "text" if "=" in dataset else dataset, workload, workers,
-                    own[0].batch, results=tuple(results), at=str(path),
+                    own[0].batch, results=tuple(results), cluster=f"{path.stem}/cluster.yaml",
+                    profile=f"{path.stem}/{network}.profile.json", at=str(path),
                 )
             )  # fmt: skip
     return found

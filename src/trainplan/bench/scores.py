@@ -123,7 +123,7 @@ def _judged(outcome: Outcome, results: Sequence[Result], order: Sequence[str]) -
     within = max(NEAR, 2 * floor)
     times = _times(results)
     chosen = next((system for system in order if system in times), "")
-    by_system = {name: result for result in ran for name in _names(result)}
+    by_system = {name: result for result in ran for name in names(result)}
     proposals = {"ours": _ours(results), "thesis": _thesis(results), "constant": by_system.get(chosen)}
     picks = {}
     for way, result in proposals.items():
@@ -187,7 +187,8 @@ def _contests(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, list[Result]]]
     return found
 
 
-def _names(result: Result) -> list[str]:
+def names(result: Result) -> list[str]:
+    """The keys of all systems that it is."""
     return [result.system, *(line.split()[0] for line in result.also)]
 
 
@@ -195,7 +196,7 @@ def _times(results: Iterable[Result]) -> dict[str, float]:
     """By system, the least seconds of those that ran. What our search proposes is no system to hold on to."""
     found: dict[str, float] = {}
     for result in results:
-        for name in _names(result):
+        for name in names(result):
             if result.measured_s is not None and name != "recommended":
                 found[name] = min(found.get(name, result.measured_s), result.measured_s)
     return found
