@@ -24,7 +24,7 @@ def profile():
 def there():
     from trainplan.cluster.parse import cluster
 
-    return cluster("2xcpu")
+    return cluster("2xTitanRTX")
 
 
 def asked(profile, there, method, **words):

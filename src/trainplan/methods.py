@@ -57,7 +57,8 @@ def choose(
     else:
         found, how = _by_running(s, there, words, steps, dropped)
     if not found:
-        raise PlanError(f"--method {method} for {s.workload}", "; ".join(map(": ".join, dropped)), "--method model")
+        whys = "; ".join(dict.fromkeys(why for _, why in dropped))
+        raise PlanError(f"--method {method} for {s.workload}", f"no candidate is left: {whys}", "--method model")
     ranked = tuple(sorted(found, key=lambda proposal: proposal.step_s))
     return Chosen(method, how, s.workload or s.profile.workload, s.cluster.name, s.batch, ranked, tuple(dropped))
 
@@ -79,7 +80,7 @@ def _solved(
         try:
             found = solve(request, s.profile, there, s.batch)
         except TrainplanError as error:
-            dropped.append((line, error.why or str(error)))
+            dropped.append((line, str(error)))
             continue
         if found.fits:
             yield key, found
@@ -108,12 +109,9 @@ def _by_equations(
         else:
             proposals.append(_proposal(found, seconds, equation))
     how = (
-        "as published, equations 5.1 (a ring of replicas), 6.1 and 6.2 (a pipeline that computes and exchanges in turn)"
+        "equations 5.1 (a ring of replicas), 6.1 and 6.2 (a pipeline that computes and exchanges in turn) as published"
     )
-    return (
-        proposals,
-        f"{how}, from one device's seconds and the links; what needs more memory than there is is left out",
-    )
+    return proposals, f"{how}, from one device's seconds and the links; what does not fit is left out"
 
 
 def _by_scaling(
