@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import files
+from trainplan.profile.attention import Gpu
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.family import MARK, SAMPLES, evaluate, sizes_of
@@ -80,7 +81,7 @@ def one(name: str, shape: dict[str, int], dropout: float) -> tuple[Found, dict[s
     workload = value(name, {**shape, "dropout": dropout, "batch": 2})
     example = workload.inputs(2, 0)
     model = Skeleton(workload.build).model
-    found = in_one_piece(model, workload, example, (), gpu=True)
+    found = in_one_piece(model, workload, example, (), Gpu())
     base = files.to_json(found.base) | {"workload": "", "batch": 0, "samples_per_epoch": 0}
     steps: dict[str, Found] = {}
     if not dropout:  # to which it makes no difference

@@ -112,7 +112,7 @@ def roofline(
     made = made_in_python(model, parts(inputs, loss, optimizer)) or load(model)
     size = batch or made.batch
     with progress() as report:
-        found = traced(in_half(made, precision), [size], gpu=not speed.is_cpu, progress=report)
+        found = traced(in_half(made, precision), [size], not speed.is_cpu, report, capability=there.capability)
     answer = bounds(found.at(size), [block.name for block in found.base.blocks], made.name, speed)
     if output:
         draw(answer, output)

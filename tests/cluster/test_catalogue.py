@@ -27,6 +27,7 @@ def test_every_number_of_a_device_has_a_source(name):
     sourced = {f"flops.{precision}" for precision in device.flops} | {"memory", "memory_rate", "context", "processors"}
     sourced |= {"host_link"} if device.host_rate else set()
     sourced |= {"price"} if device.price_per_hour else set()
+    sourced |= {"capability"} if name != "cpu" else set()
     assert sourced == {key for key, source in device.sources.items() if source}
     assert device.memory_bytes > device.context_bytes > 0
     # Peaks are dense and ordered: a narrower format is never slower than fp32 where it has units of its own.

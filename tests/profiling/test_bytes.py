@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from trainplan.profile.attention import Gpu
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.memory import Saved, watch
@@ -116,7 +117,7 @@ def test_closed_forms_of_a_linear_layer():
 def test_attention_is_counted_and_dropout_on_a_gpu_keeps_one_byte():
     workload = load(f"{models.GPT},dropout=0.1")
     captured = capture(workload.build(), workload.inputs(2, 0), workload.loss)
-    on_cpu, on_gpu = trace(captured, workload, 2), trace(captured, workload, 2, gpu=True)
+    on_cpu, on_gpu = trace(captured, workload, 2), trace(captured, workload, 2, gpu=Gpu())
     length, hidden, layers, vocabulary = 64, 64, 2, 500
     products = layers * 24 * length * hidden**2 + 2 * length * hidden * vocabulary
     attention = layers * 4 * length**2 * hidden

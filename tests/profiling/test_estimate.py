@@ -12,7 +12,8 @@ from trainplan.cluster.parse import cluster
 from trainplan.errors import InputError
 from trainplan.plan.plan import plan
 from trainplan.predict.predict import predict
-from trainplan.profile.estimate import estimate
+from trainplan.profile.bounds import in_half
+from trainplan.profile.estimate import estimate, traced
 from trainplan.profile.gap import two_lanes
 from trainplan.profile.measure import measure
 from trainplan.profile.op import Op
@@ -159,3 +160,12 @@ def test_refusals():
         estimate(models.skip(), device("V100-16"), precision="tf32")
     with pytest.raises(InputError, match="at least 1"):
         estimate(models.skip(), device("H200"), samples=[])
+
+
+def test_attention_is_what_the_device_runs():
+    """In bf16 a Turing has no kernel of its own for attention; an Ampere has."""
+    text = "gpt:layers=1,hidden=32,heads=2,seq=16,vocab=64,dropout=0"
+    for name, fused in (("A100-80", True), ("T4", False)):
+        found = traced(in_half(load(text), "bf16"), (2, 4), True, capability=device(name).capability)
+        names = {op.name for block in found.at(2).blocks for op in block.forward}
+        assert ("attention" in names, "_safe_softmax" in names) == (fused, not fused)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from trainplan.profile.attention import Gpu
 from trainplan.profile.estimate import estimate, traced
 from trainplan.profile.family import known
 from trainplan.profile.modelled import modelled
@@ -40,7 +41,7 @@ def shape(seed: int) -> str:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
 def test_a_known_model_is_the_captured_one_number_by_number(seed):
     workload = load(shape(seed))
-    found, captured = known(workload, gpu=True), modelled(workload, (), True, quietly)
+    found, captured = known(workload, gpu=True), modelled(workload, (), Gpu(), quietly)
     assert found is not None
     assert found.update == captured.update, AGAIN
     for known_trace, trace in zip(found.traces, captured.traces, strict=True):

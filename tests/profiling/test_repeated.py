@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from trainplan.profile import modelled as way
+from trainplan.profile.attention import Gpu
 from trainplan.profile.modelled import equal_layers, in_one_piece, modelled
 from trainplan.profile.repeated import expanded, same
 from trainplan.workload.load import load
@@ -47,9 +48,9 @@ class Tower(nn.Module):
 
 def test_a_model_of_equal_layers_is_the_same_as_captured_whole(monkeypatch):
     workload = load(SHAPE)
-    copied = modelled(workload, (), True, quietly)
+    copied = modelled(workload, (), Gpu(), quietly)
     monkeypatch.setattr(way, "equal_layers", lambda model: None)
-    whole = modelled(workload, (), True, quietly)
+    whole = modelled(workload, (), Gpu(), quietly)
     assert same(copied, whole)
     assert [block.name for block in copied.base.blocks] == [block.name for block in whole.base.blocks]
     assert [p.name for p in copied.base.parameters] == [p.name for p in whole.base.parameters]
@@ -59,17 +60,17 @@ def test_a_model_of_equal_layers_is_the_same_as_captured_whole(monkeypatch):
 
 def test_what_differs_is_noticed():
     workload = models.of(Tower(), (4,), classes=3)
-    found = in_one_piece(Tower(4), workload, workload.inputs(2, 0), (), False)
-    three = in_one_piece(Tower(3), workload, workload.inputs(2, 0), (), False)
+    found = in_one_piece(Tower(4), workload, workload.inputs(2, 0), (), None)
+    three = in_one_piece(Tower(3), workload, workload.inputs(2, 0), (), None)
     assert same(expanded(three, "layers", 4), found)
-    other = in_one_piece(Tower(4, odd=2), workload, workload.inputs(2, 0), (), False)
+    other = in_one_piece(Tower(4, odd=2), workload, workload.inputs(2, 0), (), None)
     assert not same(expanded(three, "layers", 4), other)
 
 
 def test_a_layer_that_does_something_else_by_its_number_is_captured(monkeypatch):
     model = Tower(odd=6)
     assert equal_layers(model).path == "layers"  # nothing about them says so
-    found = modelled(models.of(model, (4,), classes=3), (), False, quietly)
+    found = modelled(models.of(model, (4,), classes=3), (), None, quietly)
     names = [{op.name for op in block.forward} for block in found.traces[0].blocks]
     assert ["tanh" in block for block in names] == [False] * 6 + [True] * 2 + [False]
 
@@ -92,7 +93,7 @@ def test_layers_that_are_not_alike(change):
 def test_a_hugging_face_model_of_eight_layers():
     pytest.importorskip("transformers")
     name = "hf:llama,num_hidden_layers=8,hidden_size=16,intermediate_size=16,num_attention_heads=2,vocab_size=11,seq=4"
-    found = modelled(load(name), (), True, quietly)
+    found = modelled(load(name), (), Gpu(), quietly)
     assert len({block.identity for block in found.traces[0].blocks}) == 5 < len(found.base.blocks)
     assert found.base.parameter_count == sum(p.numel() for p in load(name).build().parameters())
 

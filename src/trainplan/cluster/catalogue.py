@@ -151,7 +151,9 @@ def _host_link(of: Device) -> Link:
 
 # -- from data: the catalogue's files and the user's are read by the same functions ---------------------------------
 
-_DEVICE_KEYS = ("flops", "memory", "memory_rate", "host_link", "context", "price", "processors", "efficiency")
+_DEVICE_KEYS = (
+    "flops", "memory", "memory_rate", "host_link", "context", "price", "processors", "efficiency", "capability",
+)  # fmt: skip
 
 
 def read_device(name: str, data: Any, where: str, base: Device | None = None) -> Device:
@@ -185,7 +187,19 @@ def read_device(name: str, data: Any, where: str, base: Device | None = None) ->
         processors=number("processors", lambda given: reading.whole(given, 1), base.processors if base else 0),
         sources={key: source for key, source in sources.items() if source},
         efficiency=number("efficiency", _constants, dict(base.efficiency) if base else {}),
+        capability=number("capability", _capability, base.capability if base else (0, 0)),
     )
+
+
+def _capability(data: Any) -> tuple[int, int]:
+    """
+    >>> _capability("8.6"), _capability("10.0")
+    ((8, 6), (10, 0))
+    """
+    match = re.fullmatch(r"(\d+)\.(\d)", str(data))
+    if not match:
+        raise InputError(repr(data), "CUDA's compute capability was expected, two numbers with a point", '"8.0"')
+    return int(match[1]), int(match[2])
 
 
 def _constants(data: Any) -> dict[str, float]:

@@ -44,6 +44,7 @@ _NODE_KEYS = (
 )  # fmt: skip
 _DEVICE_KEYS = (
     "device", "name", "count", "flops", "memory", "memory_rate", "host_link", "context", "price", "processors",
+    "efficiency", "capability",
 )  # fmt: skip
 _COUNTED = re.compile(r"(?:(\d+)\s*x\s*)?(\S+)$")
 

@@ -95,6 +95,7 @@ def _device(device: Device) -> dict[str, Any]:
         ("price", device.price_per_hour),
         ("processors", device.processors),
         ("efficiency", dict(device.efficiency)),
+        ("capability", ".".join(map(str, device.capability)) if any(device.capability) else ""),
     ):
         if value or key in device.sources:
             data[key] = said(value, key)

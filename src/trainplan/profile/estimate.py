@@ -65,22 +65,32 @@ def estimate(
         raise InputError(f"micro-batch sizes {list(samples or ())}", "each must be at least 1", "1,2,4,8")
     if autocast and speed.is_cpu:
         raise InputError(f"autocast to {autocast} on a CPU", "only a GPU's autocast is estimated", "a GPU's name")
-    found = traced(workload, sizes, gpu=not speed.is_cpu, progress=progress, autocast=autocast)
+    found = traced(workload, sizes, not speed.is_cpu, progress, autocast, device.capability)
     return priced(found, device, speed, sizes)
 
 
 def traced(
-    workload: Workload, sizes: Sequence[int], gpu: bool, progress: Progress | None = None, autocast: str = ""
+    workload: Workload,
+    sizes: Sequence[int],
+    gpu: bool,
+    progress: Progress | None = None,
+    autocast: str = "",
+    capability: tuple[int, int] = (0, 0),
 ) -> Traced:
-    """What the model does: known from its shape, or found by tracing it."""
+    """What the model does: known from its shape, or found by tracing it.
+
+    `capability` is CUDA's, by which a GPU's kernels are chosen; (0, 0): as on an H200.
+    """
     found = known(workload, gpu) if not autocast else None  # shapes are known of 32-bit numbers
     if found is None:
         import torch
 
+        from trainplan.profile.attention import Gpu
         from trainplan.profile.modelled import modelled
 
         lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(autocast)
-        found = modelled(workload, sizes, gpu, progress or (lambda what, share: None), lower)
+        like = (Gpu(capability) if any(capability) else Gpu()) if gpu else None
+        found = modelled(workload, sizes, like, progress or (lambda what, share: None), lower)
     return found
 
 

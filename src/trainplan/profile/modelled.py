@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainplan.errors import TrainplanError
+from trainplan.profile.attention import Gpu
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.tensors import replaced, values_of
@@ -38,13 +39,13 @@ SMALL, LARGE = 2, 4  # samples: two traces are run, the others lie on the lines 
 def modelled(
     workload: Workload,
     sizes: Sequence[int],
-    gpu: bool,
+    gpu: Gpu | None,
     say: Callable[[str, float], None],
     lower: torch.dtype | None = None,
 ) -> Traced:
     """What a workload's model does; `sizes` are those that are traced should the two not be alike.
 
-    `lower`: under autocast to that type.
+    `gpu`: as that one would run it; None: a CPU. `lower`: under autocast to that type.
     """
     say("capturing the model", 0.0)
     model = Skeleton(workload.build).model
@@ -62,7 +63,7 @@ def in_one_piece(
     workload: Workload,
     example: Batch,
     sizes: Sequence[int],
-    gpu: bool,
+    gpu: Gpu | None,
     say: Callable[[str, float], None] = lambda what, share: None,
     lower: torch.dtype | None = None,
 ) -> Traced:
@@ -71,7 +72,7 @@ def in_one_piece(
     base = structure(captured, workload, example)
     say("tracing its operators", 0.5)
     small, large = (trace(captured, workload, size, gpu, lower) for size in (SMALL, LARGE))
-    update = trace_update(captured, workload, {p.name for p in base.parameters if p.trainable}, gpu)
+    update = trace_update(captured, workload, {p.name for p in base.parameters if p.trainable}, gpu is not None)
     if small.like(large):
         base = replace(base, parameters=tuple(replace(p, sliced=p.name in small.cut) for p in base.parameters))
         pair = (replace(small, cut=frozenset()), replace(large, cut=frozenset()))  # which has names of layers in it
@@ -172,7 +173,7 @@ def _equal(one: Any, other: Any, apart: int) -> bool:
 
 
 def _of_few(
-    model: nn.Module, workload: Workload, example: Batch, layers: Layers, gpu: bool, lower: torch.dtype | None
+    model: nn.Module, workload: Workload, example: Batch, layers: Layers, gpu: Gpu | None, lower: torch.dtype | None
 ) -> Traced | None:
     """The model from one with few layers; None where that is not the same."""
     count = len(layers.modules)

@@ -3,7 +3,7 @@
 The chain is walked forward and back, so autograd itself says which operators the backward pass consists of and what is
 saved for it. Nothing is computed and no weights are in memory: a model of billions of parameters takes seconds.
 
-Fake tensors pretend to be on the CPU. Where a GPU would run something else, `gpu=True` tells it (`on_gpu`).
+Fake tensors pretend to be on the CPU. Where a GPU would run something else, `gpu` tells it (`on_gpu`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ from trainplan.workload.workload import Workload
 
 
 def trace(
-    captured: Captured, workload: Workload, samples: int, gpu: bool = False, lower: torch.dtype | None = None
+    captured: Captured, workload: Workload, samples: int, gpu: Gpu | None = None, lower: torch.dtype | None = None
 ) -> Trace:
-    """Walk the chain on fake tensors with a micro-batch of so many samples; `lower`: under autocast to that type."""
+    """Walk the chain on fake tensors with a micro-batch of so many samples; `lower`: under autocast to that type.
+
+    `gpu`: as that one would run it.
+    """
     passes = [_Passes() for _ in captured.blocks]
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
         stage = _fake_stage(captured)
         batch = each_tensor(workload.inputs(samples, 0), mode.from_tensor)
-        recorder = Recorder(gpu)
+        recorder = Recorder(gpu is not None)
         saved = Saved([*stage.parameters(), *stage.buffers(), *tensors(batch).values()], recorder.bytes_of)
         walk = Walk(captured, batch, workload.loss)
         tape, made = Tape(recorder), []
-        with OnGpu(lower, Gpu(any_width=True)) if gpu else nullcontext(), recorder, tape:
+        with OnGpu(lower, replace(gpu, any_width=True)) if gpu else nullcontext(), recorder, tape:
             paused = []
             for index, block in enumerate(passes):
                 tape.block = index

@@ -209,6 +209,7 @@ def _device(results: list[dict[str, Any]], source: str, in_use: dict[str, int]) 
         host_rate=host_rate,
         context_bytes=context,
         sources=sources,
+        capability=catalogue.device(name).capability if catalogue.has("device", name) else (0, 0),
     )
 
 

@@ -156,6 +156,8 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
         return (place("attention", pass_ + ("-causal" if op.share < 1 else ""), kind, op.shape),)
     kind = "fp32" if kind == "tf32" else kind  # nothing else has tensor cores
     family, variant = _by_name(op.name)
+    if variant.startswith("batch_norm") and kind == "fp16":
+        kind = "fp32"  # by the same kernels, cudnn's, since autocast leaves weights in fp32; of bf16 they take none
     # A table is read row by row, whatever its size.
     rows_only = family == "gather" and not variant.endswith("backward")
     moved = 2 * op.written if rows_only else op.read + op.written

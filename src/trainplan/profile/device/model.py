@@ -93,9 +93,8 @@ class Model:
         if curve is None:  # nothing of its kind: as if it were as good as anything
             return expected
         shape = np.array([at.shape[: DIMENSIONS[curve.family]]])
-        larger = self.scale.arithmetic.get(at.precision, 1.0) if at.flops else self.scale.memory
-        where = coordinates(curve.family, curve.variant, curve.precision, shape, larger)
-        taken = expected * exp(self._surface(curve.family, self.waves).at(where)[0])
+        where = coordinates(curve.family, curve.variant, curve.precision, shape)
+        taken = self._carried(at, expected, exp(self._surface(curve.family, self.waves).at(where)[0]))
         if not at.flops:
             return taken
         ceiling = self.ceiling(at.precision)
@@ -103,6 +102,19 @@ class Model:
         # The more of its units an operator uses, the hotter it makes them.
         use = min(1.0, at.flops / taken / ceiling)
         return taken * (1 + use * (1 / self.file.sustained.get(at.precision, 1.0) - 1))
+
+    def _carried(self, at: Place, expected: float, ratio: float) -> float:
+        """Seconds of what took `ratio` times as long as expected where it was measured.
+
+        On another device only arithmetic and bytes go by the rates of data sheets. What takes longer than these has
+        processors that cannot keep up: few of them have work, or each has much to do for a byte. And devices differ
+        in how many processors they have, but little in how fast one of them is.
+        """
+        if not self.scaled or ratio <= 1:
+            return expected * ratio
+        busy = at.shape[1] if at.variant.startswith("batch_norm") else self.file.processors  # a channel has one
+        fewer = min(busy, self.file.processors) / min(busy, self.processors)
+        return expected + (ratio - 1) * Model(self.file)._expected(at, self.waves) * fewer
 
     def _curve(self, at: Place) -> Curve | None:
         """The measured curve that stands for a place, and a note where it is not its own."""
