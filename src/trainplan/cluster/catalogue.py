@@ -185,9 +185,9 @@ def read_device(name: str, data: Any, where: str, base: Device | None = None) ->
         context_bytes=number("context", parse_bytes, base.context_bytes if base else 0),
         price_per_hour=number("price", reading.number, base.price_per_hour if base else 0.0),
         processors=number("processors", lambda given: reading.whole(given, 1), base.processors if base else 0),
-        sources={key: source for key, source in sources.items() if source},
         efficiency=number("efficiency", _constants, dict(base.efficiency) if base else {}),
         capability=number("capability", _capability, base.capability if base else (0, 0)),
+        sources={key: source for key, source in sources.items() if source},  # the last: the others say theirs
     )
 
 

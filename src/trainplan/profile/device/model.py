@@ -93,7 +93,7 @@ class Model:
         if curve is None:  # nothing of its kind: as if it were as good as anything
             return expected
         shape = np.array([at.shape[: DIMENSIONS[curve.family]]])
-        where = coordinates(curve.family, curve.variant, curve.precision, shape)
+        where = coordinates(curve.family, curve.variant, curve.precision, shape, self.scale.processors)
         taken = self._carried(at, expected, exp(self._surface(curve.family, self.waves).at(where)[0]))
         if not at.flops:
             return taken
