@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainplan.benches import bench_accuracy as bench_accuracy
+from trainplan.benches import bench_published as bench_published
 from trainplan.benches import bench_run as bench_run
 from trainplan.errors import InputError, TrainplanError
 from trainplan.hardware import device as device

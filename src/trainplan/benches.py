@@ -12,6 +12,7 @@ from trainplan.errors import InputError
 
 if TYPE_CHECKING:
     from trainplan.bench.answers import Benched, Scored
+    from trainplan.bench.published.answer import Published
 
 
 def bench_run(
@@ -110,6 +111,38 @@ def bench_accuracy(results: Sequence[str], picture: Sequence[str] = ()) -> Score
         tuple(machines), {name: tuple(rows) for name, rows in groups.items()}, tuple(judged),
         tuple(summaries(judged)), tuple(rule_of(outcomes)), tuple(picture),
     )  # fmt: skip
+
+
+def bench_published(data: str, only: str = "", output: str | None = None) -> Published:
+    """Predict what others have published, and score it: `data` is a folder of tables, each known by its file's name.
+
+    `only` are beginnings of names, with commas. Networks that are neither in the zoo nor in torchvision or timm, where
+    these are installed, are left out by name. `output` is a file for all that was found.
+    """
+    from datetime import date
+
+    from trainplan.bench.published.answer import Published
+    from trainplan.bench.published.tables import TABLES, wanted
+    from trainplan.cluster.probe.machine import versions
+    from trainplan.report.lines import command
+    from trainplan.report.progress import progress
+
+    folder, found = Path(data), {}
+    names = wanted(folder, _words(only))
+    with progress() as report:
+        say = report if sys.stderr.isatty() else _line
+        for number, name in enumerate(names):
+            share = number / len(names)
+            say(name, share)
+            found[name] = TABLES[name](folder, lambda what, share=share: say(what, share))  # type: ignore[misc]
+    shown = Path(output).name if output else ""
+    typed = command("bench published", data="FOLDER", only=only, output=shown).replace(
+        "'bench published'", "bench published"
+    )
+    answer = Published(found, typed, f"{date.today()}", versions())
+    if output:
+        answer.save(output)
+    return answer
 
 
 def _words(text: str) -> list[str]:

@@ -315,6 +315,17 @@ def bench_accuracy(
     _answer(json, api.bench_accuracy, results, picture)
 
 
+@bench.command("published")
+def bench_published(
+    data: Annotated[str, typer.Option(help="A folder of published tables.")],
+    only: Annotated[str, typer.Option(help="Tables whose names begin so, such as timm,vtrain; without it, all.")] = "",
+    output: Output = None,
+    json: Json = False,
+) -> None:
+    """Predict step times that others have published: errors, order and ratios by table."""
+    _answer(json, api.bench_published, data, only, output)
+
+
 def _version(asked: bool) -> None:
     if asked:
         print(f"trainplan {VERSION}")

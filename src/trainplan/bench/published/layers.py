@@ -56,7 +56,8 @@ def _layer(text: str, batch: int, read: int, written: int) -> Op | None:
     >>> _layer("Linear(in_features=4, out_features=2, bias=True)", 8, 128, 64).shape
     (8, 4, 2)
     """
-    kind, sizes = text.partition("(")[0], [int(size) for size in re.findall(r"(?<![\d.])\d+(?![\d.])", text)]
+    kind, _, rest = text.partition("(")
+    sizes = [int(size) for size in re.findall(r"(?<![\d.])\d+(?![\d.])", rest)]
     if kind == "Conv2d":
         ins, outs, high, wide, stride = sizes[:5]
         places = written // 4 // batch // outs

@@ -27,9 +27,12 @@ def ratios(rows: Sequence[Named], left_out: Sequence[str] = ()) -> dict[str, Any
     pairs = [exp(abs(a - b)) - 1 for a, b in combinations(logs, 2)]
     worst = max(range(count), key=lambda number: off[number])
     predicted, measured = [row[1] for row in rows], [row[2] for row in rows]
+    whole = sum(measured) / sum(predicted)
+    misplaced = sum(abs(whole * p - m) for p, m in zip(predicted, measured, strict=True)) / 2 / sum(measured)
     return {
         "rows": count, "constant": exp(total / count), "mean": mean(off), "median": median(off), "worst": off[worst],
         "worst_is": rows[worst][0], "ratios": mean(pairs), "rank": float(spearmanr(predicted, measured).statistic),
+        "misplaced": misplaced,  # seconds that are at the wrong row, of all
         "kendall": float(kendalltau(predicted, measured).statistic), "left_out": sorted(set(left_out)),
         "errors": {name: error for (name, _, _), error in zip(rows, errors, strict=True)},
     }  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
+from trainplan import files
 from trainplan.report.table import table
 
 
@@ -26,10 +28,13 @@ class Published:
     def to_json(self) -> dict[str, Any]:
         return {**self.found, "command": self.command, "made": self.made, "versions": self.versions}
 
+    def save(self, path: str) -> None:
+        files.write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
+
 
 COLUMNS = {
     "labelled": ">fitted to", "rows": ">rows", "constant": ">constant", "mean": ">mean error", "median": ">median",
-    "worst": ">worst", "worst_is": "which", "ratios": ">of ratios", "rank": ">rank", "regret": ">regret",
+    "worst": ">worst", "worst_is": "which", "ratios": ">of ratios", "misplaced": ">misplaced", "rank": ">rank", "regret": ">regret",
     "worst_regret": ">worst",
 }  # fmt: skip
 PLAIN = ("constant", "rank")  # numbers, not shares
