@@ -182,7 +182,7 @@ def clock(name: str) -> str:
 
 
 def published(name: str) -> str:
-    """Published step times against predictions, from a file of benchmarks/published.py."""
+    """Published step times against predictions, from a file of `trainplan bench published`."""
     data = json.loads((DATA / f"{name}.json").read_text())
     grids, sharded = data["vtrain_single_node_subset.csv"], data["llm_foundry_mpt_subset.csv"]
     lines = [
@@ -203,7 +203,41 @@ def published(name: str) -> str:
         if what != "mean":
             cells = " | ".join(f"{row[key]:.1%}" for key in ("mean", "median", "worst"))
             lines.append(f"| {what} | {row['labelled']} | {row['sustained']:.2f} | {row['rows']} | {cells} |")
-    return "\n".join([*lines, f"| all | | | | {sharded['mean']:.1%} | | |"])
+    lines.append(f"| all | | | | {sharded['mean']:.1%} | | |")
+    titles = {
+        "timm_train_rtx3090_subset.csv": "timm's networks on an RTX 3090, fp16",
+        "pipedream_profile_totals.csv": "pipedream's sums of layers, a V100",
+        "pipedream_profile_layers_vgg16_alexnet.csv": "pipedream's layers, forward",
+        "pytorch_gpu_benchmark_ryujaehun_subset.csv": "forward and backward of 12 images",
+        "lambda_labs_pytorch_subset.csv": "ResNet-50 on several devices",
+        "matmul_mamf.csv": "the fastest product of three devices",
+    }
+    lines += [
+        "",
+        "| one device | | rows | left out | constant | rank | ratios | mean | median | worst | |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for file, title in titles.items():
+        for what, row in data[file].items():
+            shares = " | ".join(f"{row[key]:.1%}" for key in ("ratios", "mean", "median", "worst"))
+            counts = f"{row['rows']} | {len(row['left_out'])} | {row['constant']:.2f} | {row['rank']:.2f}"
+            lines.append(f"| {title} | {what} | {counts} | {shares} | {row['worst_is']} |")
+    return "\n".join(lines)
+
+
+def cpu_to_gpu(name: str) -> str:
+    """Whether a measurement on a CPU helps, from a file of benchmarks/cpu_to_gpu.py."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    lines = [
+        f"{data['machine']}, torch {data['versions']['torch']}, {data['made']}: `{data['command']}`, then `show`",
+        "",
+        "| seconds on the GPU from | networks | mean error | median | worst |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for what, row in data["scores"].items():
+        shares = " | ".join(f"{row[key]:.1%}" for key in ("mean", "median", "worst"))
+        lines.append(f"| {what} | {row['networks']} | {shares} |")
+    return "\n".join(lines)
 
 
 def gaps(name: str) -> str:
@@ -233,6 +267,7 @@ def rewritten(text: str) -> str:
     makers = {
         "systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
         "exchanges": exchanges, "overlap": overlap, "preload": preload, "published": published,
+        "cpu_to_gpu": cpu_to_gpu,
         "staleness": staleness,
     }  # fmt: skip
 

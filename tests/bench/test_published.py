@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from trainplan.api import bench_published
+from trainplan.bench.published.ratios import ratios
+from trainplan.errors import InputError
 from trainplan.profile.efficiency import Efficiency
 
 DATA = json.loads((Path(__file__).parents[2] / "benchmarks" / "data" / "published.json").read_text(encoding="utf-8"))
@@ -33,3 +36,52 @@ def test_rows_that_were_fitted_to_are_not_predicted():
 
 def test_sharded_rows():
     assert SHARDED["mean"] < 0.09
+
+
+@pytest.mark.parametrize("group", ["nchw, torch 1.12", "nhwc, torch 1.12"])
+def test_networks_on_one_device(group):
+    """The order of 28 networks, and their steps with the constant of the others."""
+    found = DATA["timm_train_rtx3090_subset.csv"][group]
+    assert found["rows"] + len(found["left_out"]) == 28
+    assert found["mean"] < 0.15
+    assert found["rank"] > 0.85
+
+
+def test_sums_of_layers_scaled_from_a_device_file_are_nearer_than_by_data_sheet():
+    found = DATA["pipedream_profile_totals.csv"]
+    assert found["scaled"]["mean"] < 0.2 < found["from its data sheet"]["mean"]
+
+
+def test_a_constant_is_never_that_of_the_row_it_is_reported_on():
+    found = ratios([("a", 1.0, 1.0), ("b", 2.0, 2.0), ("c", 3.0, 6.0)])
+    assert found["errors"]["c"] == pytest.approx(-0.5)  # by a and b, which know nothing of it
+    assert found["worst_is"] == "c"
+
+
+@pytest.mark.parametrize(("only", "why"), [("tim,", "no table in it is known"), ("vtrian", "the tables begin with")])
+def test_what_is_not_there_is_refused(tmp_path, only, why):
+    with pytest.raises(InputError, match=why):
+        bench_published(str(tmp_path), only)
+    with pytest.raises(InputError, match="no such folder"):
+        bench_published(str(tmp_path / "nowhere"))
+
+
+def test_published_products_and_layers(measured, tmp_path):
+    """Those that need no network: the fastest products of three devices, and two networks layer by layer."""
+    answer = bench_published(str(measured), "matmul,pipedream_profile_layers", str(tmp_path / "found.json"))
+    assert answer.found["matmul_mamf.csv"]["bf16"]["mean"] < 0.06
+    assert all(row["rank"] > 0.9 for row in answer.found["pipedream_profile_layers_vgg16_alexnet.csv"].values())
+    assert "AMD MI300X bf16" in str(answer)
+    assert json.loads((tmp_path / "found.json").read_text())["command"].startswith("trainplan bench published")
+
+
+BOTH = json.loads((Path(__file__).parents[2] / "benchmarks" / "data" / "cpu-to-gpu.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.system("cpu-to-gpu", "P")
+def test_an_estimate_carries_to_a_gpu_what_a_measurement_on_a_cpu_does_not():
+    """Seconds on a core, times a constant, are far off; the estimate is near; and correcting it does not help."""
+    scores = BOTH["scores"]
+    assert scores["CPU alone"]["mean"] > 5 * scores["estimate alone"]["mean"]
+    assert scores["estimate alone"]["mean"] < 0.15
+    assert scores["corrected"]["mean"] > scores["estimate alone"]["mean"]

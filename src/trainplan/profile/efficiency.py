@@ -1,7 +1,7 @@
 """What a device reaches in practice where no file of measurements says so: a few constants. No torch here.
 
 Each has a default with its source, and a device may have others (`Device.efficiency`), fitted to a few steps that
-somebody timed: see `benchmarks/published.py`. None depends on a model, a width, a micro-batch or a number of ranks. The
+somebody timed: see `bench/published`. None depends on a model, a width, a micro-batch or a number of ranks. The
 shares are bounded by what was ever measured: a fit that wants more has a term wrong somewhere, and would hide it here.
 """
 
