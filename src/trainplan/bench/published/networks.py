@@ -24,7 +24,7 @@ ZOO = {"mobilenetv2_100": "mobilenetv2", "mobilenet_v2": "mobilenetv2"}
 # Names in pipedream's profiles: ResNeXts of 32 groups of 4.
 OTHER = {"resnext50": "resnext50_32x4d", "resnext101": "resnext101_32x4d"}
 OPTIONS: dict[str, dict[str, Any]] = {"inception_v3": {"aux_logits": False, "init_weights": False}}
-SIDES = {"inception_v3": 299, "nasnetalarge": 331}  # the images that they were made for
+SIDES = {"inception_v3": 299}
 SIZES = (4, 8)  # that are traced, where a model does other things for other batches
 
 
