@@ -93,7 +93,8 @@ LOWER = {
 SINGLE = {
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
     "tan", "pow", "softplus", "layer_norm", "native_layer_norm", "group_norm", "frobenius_norm", "nuclear_norm", "norm",
-    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "nll_loss_nd",
+    "rms_norm", "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
+    "nll_loss_nd",
     "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss",
     "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
     "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp", "upsample_nearest1d",
@@ -129,6 +130,8 @@ class OnGpu(TorchFunctionMode):
                     return _cross_entropy_loss(*args, **kwargs)
         if name == "scaled_dot_product_attention":
             return attention(Asked.of(*args, **kwargs), self.gpu)
+        if name == "rms_norm":
+            return _rms_norm(function, *args, **kwargs)
         return function(*args, **kwargs)
 
     def _cast(self, tree: Any, to: torch.dtype) -> Any:
@@ -147,6 +150,21 @@ class OnGpu(TorchFunctionMode):
         if name in ("softmax", "log_softmax"):
             return _soft(name, args[0], args[1] if len(args) > 1 else kwargs["dim"])
         return function(*args, **{**kwargs, "dtype": torch.float32})
+
+
+def _rms_norm(
+    function: Any, given: Tensor, sizes: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """One kernel on a GPU, unless its numbers are of two kinds (`rms_norm_symint` in `ATen/native/layer_norm.cpp`).
+
+    On a CPU it is a row of small operators, each of which would save what it was given. That of a layer norm without
+    shift stands for it: it reads, writes and keeps the same, and a mean of each row beside it.
+    """
+    if given.is_complex() or (weight is not None and weight.dtype is not given.dtype):
+        found: Tensor = function(given, sizes, weight, eps)
+        return found
+    normed: Tensor = aten.native_layer_norm(given, sizes, weight, None, eps or 1e-6)[0]
+    return normed
 
 
 def _soft(name: str, given: Tensor, dim: int) -> Tensor:

@@ -18,7 +18,8 @@ class Op:
     # Of a matrix product (rows, inner, columns), its batch being what the FLOPs are more than theirs;
     # of a convolution (samples, channels in, channels out, places written, places of the kernel, stride, groups);
     # of attention (heads of all samples, queries, keys, width of a head); of pooling (places of the kernel,);
-    # of a batch norm (numbers of a channel, channels).
+    # of a batch norm (numbers of a channel, channels, places of an image); of a layer norm, a softmax, or rows of a
+    # table (numbers of a row,).
     shape: tuple[int, ...] = ()
     share: float = 1.0  # of its FLOPs that a kernel really does; half in attention that looks back only
     precision: str = ""  # of the numbers that it reads: fp32, bf16, fp16, fp64; "": none of them

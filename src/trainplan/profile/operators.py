@@ -232,7 +232,13 @@ def _shape(name: str, args: Any, out: Any) -> tuple[int, ...]:
         return (len(given), ins, outs, written.shape[2:].numel(), weight.shape[2:].numel(), max(stride), int(groups))
     if "batch_norm" in name:
         given = args[0]  # or its gradient, which is as large
-        return (given.numel() // given.shape[1], given.shape[1])
+        return (given.numel() // given.shape[1], given.shape[1], given.shape[2:].numel())
+    if "layer_norm" in name:
+        return (prod(next(a for a in args if isinstance(a, list | tuple))),)
+    if "softmax" in name:
+        return (args[0].shape[args[2] if "backward" in name else args[1]],)
+    if "embedding" in name:
+        return (args[0].shape[-1],)
     if "pool" in name:
         # A pool's kernel comes after its input, or after the gradient and the input; an adaptive one has none.
         sizes = next((a for a in args if isinstance(a, list | tuple)), ()) if "adaptive" not in name else ()

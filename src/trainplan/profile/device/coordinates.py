@@ -32,7 +32,7 @@ WORTH = {
     "pooling": {"size": 0.2, "variant": 1.2},
     "copy": {"size": 0.2, "variant": 3.0},
     "reduction": {"size": 0.15, "width": 0.5, "variant": 1.2},
-    "normalisation": {"size": 0.15, "width": 0.4, "variant": 1.2},
+    "normalisation": {"size": 0.15, "width": 0.4, "places": 0.2, "variant": 1.2},
     "gather": {"size": 0.15, "width": 0.4, "variant": 2.0},
     "optimizer": {"size": 0.15, "width": 0.15, "variant": 3.0},
 }  # fmt: skip
@@ -62,6 +62,8 @@ Columns = list[np.ndarray | float]
 def _sizes(family: str, variant: str, shapes: np.ndarray) -> Columns:
     worth = WORTH[family]
     scales = [worth["size"], *[worth.get("width", 0.0)] * (shapes.shape[1] - 1)]
+    if "places" in worth:
+        scales[-1] = worth["places"]
     return [scale * np.log2(sizes) for scale, sizes in zip(scales, shapes.T, strict=True)] + [
         worth["variant"] * (variant == other) for other in VARIANTS[family]
     ]

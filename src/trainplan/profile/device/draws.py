@@ -124,10 +124,15 @@ def _bytes(lot: Random, family: str) -> tuple[str, tuple[int, ...]]:
     if family == "optimizer":
         return variant, (size, _between(lot, 1, 512))
     if variant.startswith("batch_norm"):
-        width = _between(lot, 8, 2048, 8)
+        while True:
+            width, places = _between(lot, 8, 2048, 8), lot.choice(SIDES) ** 2
+            samples = max(1, round(size / (12 * width * places)))
+            if width * places <= 2**20 and samples * places > 1 and samples <= 2**12:
+                return variant, (samples * places * 24 * width, width, places)
     else:
         width = _between(lot, 32, 2**17 if family == "reduction" else 2**13, lot.choice((1, 8, 8)))
-    return variant, (max(2, round(size / (24 * width))) * 24 * width, width)
+    rows = (max(2, round(size / (24 * width))) * 24 * width, width)
+    return variant, (*rows, 1) if family == "normalisation" else rows
 
 
 _DRAWS: dict[str, Callable[[Random, str], tuple[str, tuple[int, ...]]]] = {

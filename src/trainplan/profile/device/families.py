@@ -9,7 +9,7 @@ shape alone says how many FLOPs and bytes there are, so a file of curves needs s
     attention       forward, backward (and -causal)          heads of all samples, queries, keys, width
     elementwise     relu, add, gelu, dropout                 bytes
     reduction       sum, softmax, softmax_backward           bytes, length of what becomes one
-    normalisation   layer_norm, batch_norm (and _backward)   bytes, numbers with one mean (layer), channels (batch)
+    normalisation   layer_norm, batch_norm (and _backward)   bytes, numbers of a row (layer) or channels (batch), places
     pooling         max, max_backward, average               bytes
     gather          embedding, embedding_backward            bytes, width of a row
     optimizer       foreach, fused                           bytes, tensors
@@ -39,7 +39,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "copy": ("contiguous", "transposed", "cast", "in", "out"),
 }
 DIMENSIONS = {
-    "product": 4, "convolution": 7, "attention": 4, "elementwise": 1, "reduction": 2, "normalisation": 2, "pooling": 1,
+    "product": 4, "convolution": 7, "attention": 4, "elementwise": 1, "reduction": 2, "normalisation": 3, "pooling": 1,
     "gather": 2, "optimizer": 2, "copy": 1,
 }  # fmt: skip
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -121,7 +121,9 @@ _WORDS = (
     ("batch_norm", "normalisation", "batch_norm"), ("group_norm", "normalisation", "layer_norm"),
     ("softmax", "reduction", "softmax"),
     ("embedding", "gather", "embedding"), ("index", "gather", "embedding"), ("gather", "gather", "embedding"),
-    ("scatter", "gather", "embedding_backward"), ("nll_loss", "gather", "embedding"),
+    ("scatter", "gather", "embedding_backward"),
+    ("nll_loss_backward", "elementwise", "relu"), ("nll_loss2d_backward", "elementwise", "relu"),
+    ("nll_loss", "gather", "embedding"),
     ("max_pool", "pooling", "max"), ("avg_pool", "pooling", "average"),
     ("dropout", "elementwise", "dropout"),
     ("gelu", "elementwise", "gelu"), ("silu", "elementwise", "gelu"), ("tanh", "elementwise", "gelu"),
@@ -163,9 +165,13 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
     moved = 2 * op.written if rows_only else op.read + op.written
     if op.name == "copy_":
         moved = op.read  # what is copied, and what is written over, which nobody reads
-    moved = max(1, moved)
-    last = op.shape[-1] if len(op.shape) == 2 else 1024  # a usual width, where the operator does not say
-    return (place(family, variant, kind, (moved, last) if DIMENSIONS[family] == 2 else (moved,)),)
+    if op.name.startswith("nll_loss") and op.name.endswith("backward"):
+        moved = op.written  # zeros, and one number a row; of what it is given only the size is read
+    if variant.startswith("batch_norm") and len(op.shape) == 3:
+        sizes = op.shape[1:]
+    else:
+        sizes = (op.shape[0] if len(op.shape) == 1 else 1024, 1)  # a usual width, where the operator does not say
+    return (place(family, variant, kind, (max(1, moved), *sizes)[: DIMENSIONS[family]]),)
 
 
 def family_of(name: str) -> str:

@@ -128,9 +128,9 @@ def _coarse(kind: str) -> Iterator[Row]:
         for variant in ("sum", "softmax", "softmax_backward"):
             yield "reduction", variant, (size, 1024)
         for variant in ("layer_norm", "layer_norm_backward"):
-            yield "normalisation", variant, (size, 1024)
-        for variant in ("batch_norm", "batch_norm_backward"):
-            yield "normalisation", variant, (size, 64)
+            yield "normalisation", variant, (size, 1024, 1)
+        for variant, side in product(("batch_norm", "batch_norm_backward"), (14, 56)):
+            yield "normalisation", variant, (size, 64, side**2)
         for variant in ("embedding", "embedding_backward"):
             yield "gather", variant, (size, 512)
         for variant in ("foreach", "fused"):

@@ -147,15 +147,14 @@ def _reduction(at: Place, make: _Maker) -> Work:
 
 
 def _normalisation(at: Place, make: _Maker) -> Work:
-    moved, width = at.shape
+    moved, width, places = at.shape
     rows = max(2, moved // ((3 if at.variant.endswith("backward") else 2) * make.size * width))
     scale, shift = make.leaf(width), make.leaf(width)
     if at.variant.startswith("layer_norm"):
         x = make.leaf(rows, width)
         call: Callable[[], Tensor] = lambda: F.layer_norm(x, (width,), scale, shift)  # noqa: E731
     else:
-        samples = max(1, round(rows / 196))
-        x = make.leaf(samples, width, rows // samples, 1)
+        x = make.leaf(max(1, round(rows / places)), width, places, 1)
         call = lambda: F.batch_norm(x, None, None, scale, shift, training=True)  # noqa: E731
     return _backward(call(), [x, scale, shift]) if at.variant.endswith("backward") else call
 
