@@ -155,6 +155,8 @@ def test_every_operator_of_a_network_has_a_place():
     assert places(Op("native_batch_norm_backward", 0.0, 8, 8, precision="bf16"), "tf32")[0].variant == (
         "batch_norm_backward"
     )
+    loss = places(Op("nll_loss_backward", 0.0, 10**9, 10**8, precision="bf16"), "fp32")[0]
+    assert (loss.family, loss.bytes) == ("elementwise", 10**8)  # what it is given is not read
 
 
 @pytest.mark.parametrize("family", VARIANTS)
@@ -164,7 +166,7 @@ def test_what_is_measured_at_a_place_is_what_is_looked_up_there(family):
     for variant in VARIANTS[family]:
         if variant in ("in", "out"):
             continue  # they need a GPU
-        shape = shapes.get(family, (2**20, 1024)[: DIMENSIONS[family]])
+        shape = shapes.get(family, (2**20, 64, 16 if variant.startswith("batch") else 1)[: DIMENSIONS[family]])
         shape = (1, 65, 97, 129) if variant.endswith("odd") else (2**20, 4) if family == "optimizer" else shape
         at = place(family, variant, "bf16" if variant.endswith("odd") else "fp32", shape)
         call = kernels.work(at, torch.device("cpu"), 0)
@@ -174,6 +176,8 @@ def test_what_is_measured_at_a_place_is_what_is_looked_up_there(family):
         unseen = {"input": "weight", "transposed": "contiguous", "cast": "contiguous"}  # by name they are these
         assert (found.family, found.variant) == (family, unseen.get(variant, variant))
         assert found.bytes == pytest.approx(at.bytes, rel=0.15 if variant == "fused" else 0.05)
+        if family in ("normalisation", "gather") or "softmax" in variant:
+            assert found.shape[1:] == at.shape[1:]
 
 
 # -- estimates --------------------------------------------------------------------------------------------------------
