@@ -27,6 +27,7 @@ from trainplan.profile.roofline import (
     Speed,
     issue_seconds,
     moved_by,
+    pass_seconds,
     plain_seconds,
     run_seconds,
     speed_of,
@@ -134,15 +135,11 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
 
 def _passes(traces: list[BlockTrace], sizes: Sequence[int], speed: Speed) -> dict[str, Floats]:
     """What a block costs."""
-
-    def seconds(ops: tuple[Op, ...]) -> float:
-        return sum(run_seconds(op, speed) for op in ops)
-
     return {
         "flops": traces[0].flops / sizes[0],  # type: ignore[dict-item]
         "convolution_flops": traces[0].convolution_flops / sizes[0],  # type: ignore[dict-item]
-        "forward_s": tuple(seconds(t.forward) for t in traces),
-        "backward_s": tuple(seconds(t.backward) for t in traces),
+        "forward_s": tuple(pass_seconds(t.forward, speed) for t in traces),
+        "backward_s": tuple(pass_seconds(t.backward, speed) for t in traces),
         "forward_issue_s": tuple(issue_seconds(t.forward, "forward", speed) for t in traces),
         "backward_issue_s": tuple(issue_seconds(t.backward, "backward", speed) for t in traces),
         "saved_bytes": tuple(float(t.saved_bytes) for t in traces),
@@ -172,7 +169,7 @@ def _slices(base: Profile, block: Block, block_trace: BlockTrace, speed: Speed) 
     def fit(ops: tuple[Op, ...]) -> Floats:
         whole = sum(run_seconds(op, speed) for op in ops)
         points = [(x, r, sum(_part_seconds(op, part(op, x, r), speed) for op in ops)) for x, r in _POINTS]
-        return by_slice.terms(points, whole, whole, block.carried_bytes > 0) if ops else ()
+        return by_slice.terms(points, whole, pass_seconds(ops, speed), block.carried_bytes > 0) if ops else ()
 
     return {"slice_forward": fit(block_trace.forward), "slice_backward": fit(block_trace.backward)}
 

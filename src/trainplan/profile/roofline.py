@@ -117,7 +117,7 @@ def speed_of(device: Device, precision: str, model: Model | None = None) -> Spee
 
 
 def run_seconds(op: Op, speed: Speed) -> float:
-    """Seconds of one operator on the device.
+    """Seconds of one operator on a device that does nothing else.
 
     >>> from trainplan.cluster.cluster import Device
     >>> toy = Device("toy", 2**30, {"fp32": 1e12}, 1e12)
@@ -129,6 +129,26 @@ def run_seconds(op: Op, speed: Speed) -> float:
         at = places(op, "tf32" if _in_tf32(op, speed) else "fp32")
         return sum(speed.model.seconds(place) for place in at)
     return plain_seconds(op, speed)
+
+
+def pass_seconds(ops: Sequence[Op], speed: Speed) -> float:
+    """Seconds of operators one after the other, as in a training that goes on for long.
+
+    The more of its units they use on average, the hotter a device gets, and the slower are those that use them.
+    """
+    model = speed.model
+    if model is None:
+        return sum(plain_seconds(op, speed) for op in ops)
+    at = [place for op in ops for place in places(op, "tf32" if _in_tf32(op, speed) else "fp32")]
+    taken = [model.seconds(place) for place in at]
+    cold = sum(taken)
+    uses = [model.use(place) for place in at]
+    average = sum(use * seconds for use, seconds in zip(uses, taken, strict=True)) / cold if cold else 0.0
+    return cold + sum(
+        seconds * use * model.slowed(place.precision, average)
+        for place, use, seconds in zip(at, uses, taken, strict=True)
+        if use
+    )
 
 
 def _in_tf32(op: Op, speed: Speed) -> bool:

@@ -26,7 +26,7 @@ from trainplan.profile.device.known import model_of
 from trainplan.profile.op import Op
 from trainplan.profile.profile import Block, Crossing, Exchange, Floats, Parameter, Profile
 from trainplan.profile.recipe import Line, Recipe, Work
-from trainplan.profile.roofline import Speed, between, issue_seconds, run_seconds, speed_of, streaming
+from trainplan.profile.roofline import Speed, between, issue_seconds, pass_seconds, speed_of, streaming
 
 NARROW = ("bf16", "fp16")  # 16 bits
 MASTER_BYTES = 4  # of each weight that the optimizer keeps in 32 bits
@@ -137,7 +137,7 @@ class _Made:
 
     def _seconds(self, works: Iterable[Work]) -> Floats:
         works = tuple(works)
-        return tuple(sum(run_seconds(self._at(work, n), self.speed) for work in works) for n in self.sizes)
+        return tuple(pass_seconds([self._at(work, n) for work in works], self.speed) for n in self.sizes)
 
     def _shrinks(self, works: tuple[Work, ...]) -> float:
         """How much of the bytes of its largest operator a rank moves: by so much, workspaces are taken to shrink."""

@@ -97,6 +97,8 @@ class DeviceFile:
     whole: bool = True  # False: measuring was cut short
     # By precision, what is left of the rate of a large product after a second of nothing else; none: not measured.
     sustained: dict[str, float] = field(default_factory=dict)
+    # By precision, the share of the highest rate up to which nothing is lost, however long it runs.
+    warms_from: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_cpu(self) -> bool:
@@ -151,6 +153,10 @@ def _check(found: DeviceFile, where: str) -> None:
         _known(precision, PRECISIONS, f"{where}.sustained.{precision}", "precision")
         if not 0 < share <= 1:
             raise InputError(f"{where}.sustained.{precision}", f"{share}: a share is above 0 and at most 1", "1.0")
+    for precision, share in found.warms_from.items():
+        _known(precision, PRECISIONS, f"{where}.warms_from.{precision}", "precision")
+        if not 0 <= share < 1:
+            raise InputError(f"{where}.warms_from.{precision}", f"{share}: a share is at least 0 and below 1", "0.3")
     for family, issue in found.host.items():
         _known(family, VARIANTS, f"{where}.host.{family}", "family")
         _not_negative(issue.forward_s, f"{where}.host.{family}.forward_s")

@@ -23,11 +23,12 @@ import torch
 from trainplan.cluster import catalogue
 from trainplan.errors import InputError, RunError
 from trainplan.profile import machine
-from trainplan.profile.device import issue
-from trainplan.profile.device.families import ARITHMETIC, VARIANTS, place
+from trainplan.profile.device import issue, load
+from trainplan.profile.device.families import ARITHMETIC, VARIANTS
 from trainplan.profile.device.file import TOLERANCE, Curve, DeviceFile, Issue, point
 from trainplan.profile.device.grid import Case, cases
 from trainplan.profile.device.kernels import arithmetic, work
+from trainplan.profile.device.load import times
 from trainplan.profile.reference import Reference
 from trainplan.profile.timing import Clock, DeviceClock, Readings, Spent, clock_of
 from trainplan.units import tflops
@@ -46,9 +47,6 @@ STREAMS = {("copy", "contiguous"), ("elementwise", "add"), ("elementwise", "relu
 STRIKES = 2  # errors after which a curve is given up
 LOOKS = 3  # runs of the reference for one reading of it
 MEANT = 2.0  # what takes longer than so many times the shortest kernel is slow because of its work
-LOADED_S = 1.0  # for how long a device is kept at its ceiling, to see what is left of it when it is hot
-RESTED_S = 0.2  # and for how long it rests before
-LOADED = (1, 8192, 8192, 8192)  # with this product
 _ALIKE = {True: ARITHMETIC, False: tuple(family for family in VARIANTS if family not in ARITHMETIC)}
 
 
@@ -67,6 +65,7 @@ class Session:
     missing: dict[str, str] = field(default_factory=dict)
     host: dict[str, Issue] = field(default_factory=dict)
     sustained: dict[str, float] = field(default_factory=dict)
+    warms_from: dict[str, float] = field(default_factory=dict)
     floor_s: float = float("inf")  # the shortest call so far
     updates: issue.Updates = field(default_factory=lambda: issue.Updates(0.0, 0.0))
     skipped: int = 0
@@ -194,9 +193,9 @@ def _read(session: Session, case: Case, clock: Clock) -> None:
     window = WINDOW_S[session.device.type]
     count = max(1, min(MOST_CALLS, int(window / max(first, 1e-7))))
     if count > 1:
-        clock.time((case, count), _times(call, count))  # tells the clock how long issuing takes
+        clock.time((case, count), times(call, count))  # tells the clock how long issuing takes
     while not _agreed(session.readings, case):
-        spent = clock.time((case, count), _times(call, count))
+        spent = clock.time((case, count), times(call, count))
         if spent.run_s <= 0:
             raise RuntimeError(f"the clock shows no time for {count} calls")
         session.readings.note(case, Spent(spent.run_s / count, spent.issue_s / count))
@@ -206,16 +205,6 @@ def _read(session: Session, case: Case, clock: Clock) -> None:
     if taken > MEANT * session.floor_s:  # else it says nothing of how fast larger ones are
         rate = (case.at.flops or case.at.bytes) / (taken - session.floor_s)
         session.rates[case.curve] = max(rate, session.rates.get(case.curve, 0.0))
-
-
-def _times(call: Callable[[], object], count: int) -> Callable[[], None]:
-    """A call, so many times."""
-
-    def repeated() -> None:
-        for _ in range(count):
-            call()
-
-    return repeated
 
 
 def _agreed(readings: Readings, case: Case) -> bool:
@@ -252,20 +241,12 @@ def _host_lane(session: Session, clock: DeviceClock) -> None:
 
 
 def _under_load(session: Session, clock: DeviceClock, choose: Callable[[str], None]) -> None:
-    """What is left of the rate of a large product when it runs for long: power and heat bring clocks down.
-
-    A single call is as fast as a cold device is, and so are the points of the curves, between which it rests.
-    """
+    """What is left of the rate of products when they go on for long, in every precision."""
     for precision in _precisions(session.device):
         try:
             choose(precision)
-            call = work(place("product", "nt", precision, LOADED), session.device, _cache_bytes(session.device))
-            clock.time(("load", precision), call)
-            time.sleep(RESTED_S)
-            cold = clock.time(("load", precision), call).run_s
-            count = max(1, int(LOADED_S / 4 / cold))
-            hot = [clock.time(("load", precision, count), _times(call, count)).run_s / count for _ in range(4)]
-            session.sustained[precision] = round(min(1.0, cold / hot[-1]), 4)
+            found = load.under_load(precision, session.device, _cache_bytes(session.device), clock)
+            session.sustained[precision], session.warms_from[precision] = found
         except Exception as error:
             session.missing[f"sustained.{precision}"] = _first_line(error)
     _settle(session)
@@ -323,6 +304,7 @@ def assemble(session: Session, whole: bool) -> DeviceFile:
         checks=_curves(seconds, check=True),
         missing=missing,
         sustained=dict(session.sustained),
+        warms_from=dict(session.warms_from),
         skipped=session.skipped,
         whole=whole,
     )

@@ -15,7 +15,8 @@ A device without a file is *scaled* from one that has it: its ceiling is the sam
 its own number of processors, and an operator has the ratio of one of more rows or bytes that takes as long on the
 measured device, since what makes small work slow is latencies, which are much the same everywhere.
 
-A device that is hot is slower (`sustained`): its curves were measured between rests.
+A device that is hot is slower, and its curves were measured between rests. What makes it hot is what it does over many
+milliseconds, of which one operator is a small part; so it is known of a pass with all its operators only (`slowed`).
 """
 
 from __future__ import annotations
@@ -97,11 +98,19 @@ class Model:
         taken = self._carried(at, expected, exp(self._surface(curve.family, self.waves).at(where)[0]))
         if not at.flops:
             return taken
-        ceiling = self.ceiling(at.precision)
-        taken = max(taken, at.flops / max(ceiling, self._fastest(curve.family, curve.precision)))
-        # The more of its units an operator uses, the hotter it makes them.
-        use = min(1.0, at.flops / taken / ceiling)
-        return taken * (1 + use * (1 / self.file.sustained.get(at.precision, 1.0) - 1))
+        return max(taken, at.flops / max(self.ceiling(at.precision), self._fastest(curve.family, curve.precision)))
+
+    def use(self, at: Place) -> float:
+        """The share of its units that the work at a place keeps busy."""
+        return min(1.0, at.flops / self.seconds(at) / self.ceiling(at.precision)) if at.flops else 0.0
+
+    def slowed(self, precision: str, use: float) -> float:
+        """By how much an operator that uses all units takes longer in work that uses a share of them, on average."""
+        if precision not in self.file.sustained:
+            return 0.0
+        known = self.file.warms_from
+        below = next((known[p] for p in (precision, *STAND_INS[precision]) if p in known), 0.0)
+        return max(0.0, (use - below) / (1 - below)) * (1 / self.file.sustained[precision] - 1)
 
     def _carried(self, at: Place, expected: float, ratio: float) -> float:
         """Seconds of what took `ratio` times as long as expected where it was measured.
