@@ -29,9 +29,17 @@ _FLASH_WIDTH = 256  # of a head, at most
 _TILE = 8  # numbers: flash pads heads to whole ones, and rows of masks are padded to them for the efficient kernel
 
 
-def _here() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
+def version_of(torch_version: str) -> tuple[int, int]:
+    """What matters of a version.
+
+    >>> version_of("2.11.0+cu130")
+    (2, 11)
+    """
+    major, minor = torch_version.split(".")[:2]
     return int(major), int(minor)
+
+
+HERE = version_of(torch.__version__)
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Gpu:
     """A GPU, as far as its operators depend on it."""
 
     capability: tuple[int, int] = (9, 0)  # CUDA's compute capability: of an H200 (9, 0), of an A100 (8, 0)
-    torch: tuple[int, int] = _here()  # the version
+    torch: tuple[int, int] = HERE  # the version
     any_width: bool = False  # of heads: which widths kernels read depends on the type, and a trace is for all types
 
 
@@ -170,7 +178,24 @@ def attention(asked: Asked, gpu: Gpu) -> Tensor:
     found = aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, asked.dropout, asked.causal, attn_mask=mask, scale=scale
     )
-    return _first(found)[..., :width] if padding else _first(found)
+    out = _first(found)[..., :width] if padding else _first(found)
+    return _Written.apply(out) if kernel == "efficient" else out
+
+
+class _Written(torch.autograd.Function):
+    """What the memory-efficient kernel writes lies token by token, whatever its queries are like.
+
+    Other kernels write as their queries lie. Where these lie otherwise, whoever joins the heads has to copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        _, heads, length, width = out.shape
+        return out.as_strided(out.shape, (length * heads * width, width, heads * width, 1))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:

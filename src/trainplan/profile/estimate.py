@@ -26,6 +26,7 @@ from trainplan.profile.roofline import (
     HALF,
     Speed,
     issue_seconds,
+    made_by,
     moved_by,
     pass_seconds,
     plain_seconds,
@@ -66,7 +67,8 @@ def estimate(
         raise InputError(f"micro-batch sizes {list(samples or ())}", "each must be at least 1", "1,2,4,8")
     if autocast and speed.is_cpu:
         raise InputError(f"autocast to {autocast} on a CPU", "only a GPU's autocast is estimated", "a GPU's name")
-    found = traced(workload, sizes, not speed.is_cpu, progress, autocast, device.capability)
+    measured_with = speed.model.file.versions.get("torch", "") if speed.model is not None else ""
+    found = traced(workload, sizes, not speed.is_cpu, progress, autocast, device.capability, measured_with)
     return priced(found, device, speed, sizes)
 
 
@@ -77,20 +79,24 @@ def traced(
     progress: Progress | None = None,
     autocast: str = "",
     capability: tuple[int, int] = (0, 0),
+    version: str = "",
 ) -> Traced:
     """What the model does: known from its shape, or found by tracing it.
 
-    `capability` is CUDA's, by which a GPU's kernels are chosen; (0, 0): as on an H200.
+    `capability` is CUDA's, by which a GPU's kernels are chosen; (0, 0): as on an H200. `version` is of torch on the
+    device; none: this one's.
     """
     found = known(workload, gpu) if not autocast else None  # shapes are known of 32-bit numbers
     if found is None:
         import torch
 
-        from trainplan.profile.attention import Gpu
+        from trainplan.profile.attention import Gpu, version_of
         from trainplan.profile.modelled import modelled
 
         lower = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(autocast)
         like = (Gpu(capability) if any(capability) else Gpu()) if gpu else None
+        if like is not None and version:
+            like = replace(like, torch=version_of(version))
         found = modelled(workload, sizes, like, progress or (lambda what, share: None), lower)
     return found
 
@@ -110,7 +116,8 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
         if key not in costs:
             costs[key] = _passes(same, sizes, speed) | _slices(base, block, same[0], speed)
         run, issue = update_seconds(update.blocks[index], update.tensors[index], speed, step)
-        blocks.append(replace(block, **costs[key], update_s=run, update_issue_s=issue, recipe=which[index]))  # type: ignore[arg-type]
+        costs_here = costs[key] | {"update_workspace_bytes": 0 if speed.is_cpu else made_by(update.blocks[index])}
+        blocks.append(replace(block, **costs_here, update_s=run, update_issue_s=issue, recipe=which[index]))  # type: ignore[arg-type]
     return replace(
         base,
         device=device.name,
@@ -119,6 +126,7 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
         products_in="tf32" if speed.tensor_products else "fp32",
         convolutions_in="tf32" if speed.tensor_convolutions else "fp32",
         optimizer=update.optimizer,
+        update_adds=0.0 if speed.is_cpu else 1.0,  # a GPU goes over all tensors at once
         state_bytes_per_parameter=sum(update.state_bytes) / max(1, count),
         samples=tuple(sizes),
         blocks=_with_accumulation(blocks, base, speed),

@@ -78,7 +78,8 @@ def in_one_piece(
         pair = (replace(small, cut=frozenset()), replace(large, cut=frozenset()))  # which has names of layers in it
         return Traced(base, pair, update, lines=True)
     # A model that does other things for other batches: then every size is traced.
-    return Traced(base, tuple(trace(captured, workload, size, gpu, lower) for size in sizes), update, lines=False)
+    each = tuple(trace(captured, workload, size, gpu, lower) for size in sizes)
+    return Traced(base, each, update, lines=False)
 
 
 # -- equal layers ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ things differ, and each is told here:
 * **names**: one operator in the place of another (`shown`). Attention is one of three fused kernels, or none of them
   (`attention.py` has the rule); batch norm is cudnn's where cudnn has it; dropout is one kernel.
 * **autocast**: which operators a GPU's autocast runs in the lower precision, and which in fp32 (`LOWER`, `SINGLE`,
-  `SINGLE_INSIDE`: `torch/csrc/autocast_mode.h`, 2.11 to 2.13). A CPU's has other lists, and a GPU's is ignored on CPU
+  `SINGLE_INSIDE`: `ATen/autocast_mode.h`, 2.11 to 2.13). A CPU's has other lists, and a GPU's is ignored on CPU
   tensors; so we cast ourselves, where it would (`OnGpu`).
 * **optimizers**: on a GPU torch goes over all tensors at once (`_foreach_add_`), unless told otherwise (`at_once`).
 """
@@ -93,14 +93,14 @@ LOWER = {
 SINGLE = {
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
     "tan", "pow", "softplus", "layer_norm", "native_layer_norm", "group_norm", "frobenius_norm", "nuclear_norm", "norm",
-    "rms_norm", "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d",
-    "nll_loss_nd",
+    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "nll_loss_nd",
     "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss",
     "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss",
     "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp", "upsample_nearest1d",
     "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
     "upsample_bicubic2d",
 }  # fmt: skip
+SINGLE_SINCE = {"rms_norm": (2, 12)}  # the version of torch
 # These are told to write fp32.
 SINGLE_INSIDE = {"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod", "linalg_vector_norm"}
 
@@ -119,7 +119,7 @@ class OnGpu(TorchFunctionMode):
         if self.lower is not None and torch.is_grad_enabled():
             if name in LOWER:
                 args, kwargs = self._cast((args, kwargs), self.lower)
-            elif name in SINGLE:
+            elif name in SINGLE or self.gpu.torch >= SINGLE_SINCE.get(name, (99, 0)):
                 args, kwargs = self._cast((args, kwargs), torch.float32)
             elif args and isinstance(args[0], Tensor) and args[0].dtype is self.lower:
                 if name in SINGLE_INSIDE:
