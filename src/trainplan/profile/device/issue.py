@@ -5,12 +5,15 @@ tensors are tiny and the device is held up meanwhile, so nothing but the host is
 a short one and a long one: what a pass costs once, such as waking the thread that goes backward, is in both alike. What
 they differ by is divided by the operators that the estimate would count for the same calls (`profile.operators`), so
 the two belong together.
+
+A chain of one kind finds all that it needs in the host's caches. A network has modules of many kinds, and each finds
+what the others left: that takes about twice as long (`mixed`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainplan.profile.device.families import family_of
 from trainplan.profile.device.file import Issue
 from trainplan.profile.operators import Recorder
 
@@ -41,6 +45,13 @@ _CHAINS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "normalisation": (lambda: nn.BatchNorm2d(8), (2, 8, 8, 8)),
     "pooling": (lambda: nn.MaxPool2d(3, 1, 1), (2, 8, 8, 8)),
 }
+# One of each, which can follow each other.
+_KINDS: tuple[Callable[[], nn.Module], ...] = (
+    lambda: nn.Conv2d(8, 8, 3, padding=1, bias=False), lambda: nn.BatchNorm2d(8), nn.ReLU,
+    lambda: nn.MaxPool2d(3, 1, 1), lambda: nn.Linear(8, 8), lambda: nn.LayerNorm(8), nn.GELU,
+    lambda: nn.Softmax(-1), _Attention,
+)  # fmt: skip
+_FEW, _MANY = 3, 9  # times all kinds
 # What is not here is issued like what is element by element.
 FAMILIES = tuple(_CHAINS)
 
@@ -68,14 +79,15 @@ class _Passes:
 
     forward_s: float
     backward_s: float
-    forward_ops: int
-    backward_ops: int
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
 
 
 def issue(family: str, lane: Lane) -> Issue:
     """Seconds to issue an operator of a family."""
-    short, long = (_passes(family, count, lane) for count in (SHORT, LONG))
-    ahead, back = long.forward_ops - short.forward_ops, long.backward_ops - short.backward_ops
+    make, shape = _CHAINS[family]
+    short, long = (_passes([make() for _ in range(count)], shape, lane) for count in (SHORT, LONG))
+    ahead, back = len(long.forward) - len(short.forward), len(long.backward) - len(short.backward)
     more = LONG - SHORT
     if min(ahead, back) < more:  # the seconds would be those of several
         raise RuntimeError(
@@ -87,9 +99,23 @@ def issue(family: str, lane: Lane) -> Issue:
     return found
 
 
-def _passes(family: str, count: int, lane: Lane) -> _Passes:
-    make, shape = _CHAINS[family]
-    chain = nn.Sequential(*(make() for _ in range(count))).to(lane.device)
+def mixed(alone: Mapping[str, Issue], lane: Lane) -> Issue:
+    """How many times longer operators take to issue among others of all kinds than `alone`, forward and backward."""
+    short, long = (_passes([make() for _ in range(n) for make in _KINDS], (2, 8, 8, 8), lane) for n in (_FEW, _MANY))
+
+    def by_kind(names: Sequence[str], passing: str) -> float:
+        return sum(getattr(alone.get(family_of(name), alone["elementwise"]), passing) for name in names)
+
+    ahead = by_kind(long.forward, "forward_s") - by_kind(short.forward, "forward_s")
+    back = by_kind(long.backward, "backward_s") - by_kind(short.backward, "backward_s")
+    found = Issue((long.forward_s - short.forward_s) / ahead, (long.backward_s - short.backward_s) / back)
+    if min(found.forward_s, found.backward_s) <= 0:
+        raise RuntimeError(f"{_MANY} modules of every kind took no longer than {_FEW}")
+    return found
+
+
+def _passes(modules: Sequence[nn.Module], shape: tuple[int, ...], lane: Lane) -> _Passes:
+    chain = nn.Sequential(*modules).to(lane.device)
     given = torch.randn(shape, device=lane.device, requires_grad=True)
 
     def forward() -> Tensor:
@@ -106,7 +132,7 @@ def _passes(family: str, count: int, lane: Lane) -> _Passes:
         out = forward()
         ahead = len(recorder.ops)
         out.backward(gradient)
-        back = len(recorder.ops) - ahead
+    names = tuple(op.name for op in recorder.ops)
     taken: list[tuple[float, float]] = []
     for _ in range(TRIES):
         clear()
@@ -118,7 +144,7 @@ def _passes(family: str, count: int, lane: Lane) -> _Passes:
         out.backward(gradient)
         taken.append((turn - start, time.perf_counter() - turn))
         lane.wait()
-    return _Passes(median(a for a, _ in taken), median(b for _, b in taken), ahead, back)
+    return _Passes(median(a for a, _ in taken), median(b for _, b in taken), names[:ahead], names[ahead:])
 
 
 def updates(lane: Lane) -> Updates:

@@ -234,6 +234,14 @@ def _host_lane(session: Session, clock: DeviceClock) -> None:
         except Exception as error:
             session.missing[f"host.{family}"] = _first_line(error)
     try:
+        more = issue.mixed(session.host, lane)
+        session.host = {
+            family: Issue(one.forward_s * more.forward_s, one.backward_s * more.backward_s)
+            for family, one in session.host.items()
+        }
+    except Exception as error:
+        session.missing["host.mixed"] = _first_line(error)
+    try:
         session.updates = issue.updates(lane)
     except Exception as error:
         session.missing["host.optimizer"] = _first_line(error)
