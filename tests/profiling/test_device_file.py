@@ -19,7 +19,7 @@ from trainplan.profile.device.model import SCALED_ERROR, Model
 from trainplan.profile.estimate import estimate
 from trainplan.profile.op import Op
 from trainplan.profile.operators import Recorder
-from trainplan.profile.roofline import issue_seconds, run_seconds, speed_of, update_seconds
+from trainplan.profile.roofline import issue_seconds, pass_seconds, run_seconds, speed_of, update_seconds
 from trainplan.profile.timing import clock_of
 
 from . import models
@@ -326,6 +326,20 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="no CUDA device"):
             measure("cuda:0", 1.0)
+
+
+def test_a_device_is_slowed_by_what_it_does_on_average():
+    hot = Model(replace(paper(), sustained={"fp32": 0.8}, warms_from={"fp32": 0.3}))
+    assert hot.slowed("fp32", 1.0) == pytest.approx(0.25)
+    assert hot.slowed("fp32", 0.3) == hot.slowed("fp32", 0.1) == 0.0
+    assert hot.slowed("fp32", 0.65) == pytest.approx(0.125)
+    assert hot.slowed("bf16", 1.0) == 0.0  # not measured
+    speed = speed_of(PAPER, "fp32", hot)
+    product = Op("mm", 2.0 * 4096**3, 8 * 4096**2, 4 * 4096**2, (4096, 4096, 4096), precision="fp32", layout="nn")
+    copies = [Op("add", 0.0, 2**29, 2**28, precision="fp32")] * 400
+    alone, rest = run_seconds(product, speed), sum(run_seconds(op, speed) for op in copies)
+    assert pass_seconds([product], speed) > 1.15 * alone
+    assert pass_seconds([product, *copies], speed) == pytest.approx(alone + rest)  # it is cool most of the time
 
 
 @pytest.mark.gpu

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from trainplan.profile.attention import Asked, Gpu, attention
 from trainplan.profile.device.families import convolution_flops
+from trainplan.profile.on_gpu import OnGpu
 from trainplan.profile.operators import Recorder
 
 
@@ -52,3 +54,26 @@ def test_attention_norms_and_pooling():
     assert {op.shape for name, op in normed.items() if "batch_norm" in name} == {(2 * 64, 4, 64)}
     pooled = recorded(lambda: F.max_pool2d(torch.zeros(1, 1, 8, 8), 3, stride=1))
     assert pooled["max_pool2d_with_indices"].shape == (9,)
+
+
+def test_an_rms_norm_is_one_kernel_on_a_gpu():
+    norm, given = nn.RMSNorm(8), torch.zeros(4, 8, requires_grad=True)
+    with OnGpu(), Recorder(gpu=True) as recorder:
+        norm(given).sum().backward()
+    assert [op.name for op in recorder.ops if "norm" in op.name] == ["native_layer_norm", "native_layer_norm_backward"]
+    assert not {"pow", "rsqrt", "mul"} & {op.name for op in recorder.ops}
+    assert {op.shape for op in recorder.ops if "norm" in op.name} == {(8,)}
+
+
+@pytest.mark.parametrize(("version", "kept"), [((2, 11), torch.bfloat16), ((2, 12), torch.float32)])
+def test_autocast_runs_an_rms_norm_in_fp32_since_2_12(version, kept):
+    norm, given = nn.RMSNorm(8).bfloat16(), torch.zeros(4, 8, dtype=torch.bfloat16)
+    with OnGpu(torch.bfloat16, Gpu(torch=version)):
+        assert norm(given).dtype is kept
+
+
+def test_what_the_memory_efficient_kernel_writes_lies_token_by_token():
+    query = torch.zeros(5, 2, 3, 4).permute(1, 2, 0, 3)  # in memory: tokens, samples, heads, width
+    out = attention(Asked(query, query, query), Gpu(any_width=True))
+    assert out.shape == query.shape
+    assert out.transpose(1, 2).is_contiguous()
