@@ -179,7 +179,8 @@ def attention(asked: Asked, gpu: Gpu) -> Tensor:
         query, key, value, asked.dropout, asked.causal, attn_mask=mask, scale=scale
     )
     out = _first(found)[..., :width] if padding else _first(found)
-    return _Written.apply(out) if kernel == "efficient" else out
+    elsewhere = kernel == "efficient" and not out.transpose(1, 2).is_contiguous()
+    return _Written.apply(out) if elsewhere else out
 
 
 class _Written(torch.autograd.Function):
