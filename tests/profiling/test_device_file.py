@@ -338,7 +338,7 @@ def test_a_device_is_slowed_by_what_it_does_on_average():
     product = Op("mm", 2.0 * 4096**3, 8 * 4096**2, 4 * 4096**2, (4096, 4096, 4096), precision="fp32", layout="nn")
     copies = [Op("add", 0.0, 2**29, 2**28, precision="fp32")] * 400
     alone, rest = run_seconds(product, speed), sum(run_seconds(op, speed) for op in copies)
-    assert pass_seconds([product], speed) > 1.15 * alone
+    assert pass_seconds([product], speed) > 1.1 * alone
     assert pass_seconds([product, *copies], speed) == pytest.approx(alone + rest)  # it is cool most of the time
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainplan.profile.attention import HERE, Gpu
+from trainplan.profile.attention import Gpu
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved
