@@ -1,0 +1,234 @@
+"""The thesis's own results, on its own machine: Jansen 2020, table 8.1 (which system was fastest, and by how much), its
+out-of-memory facts, its speed-up on 16 GPUs, and table 6.1. Its nodes are those of the catalogue, and profiles are
+estimated from the data sheet of the device: nothing is fitted to the thesis. Its links were never printed, so every
+answer is asked for at three rates of PCIe.
+
+It ran Horovod with a batch for each worker and torchgpipe with larger ones, in micro-batches, each at a batch of its
+own (table 3.3; of ImageNet the 288 that section 6.4 says were used), and compared samples a second.
+"""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from statistics import mean, median
+
+import pytest
+
+from trainplan import recommend
+from trainplan.cluster.catalogue import device
+from trainplan.cluster.cluster import Cluster
+from trainplan.cluster.parse import cluster
+from trainplan.plan.text import parse
+from trainplan.predict.predict import Prediction, predict
+from trainplan.predict.thesis import in_one_process
+from trainplan.profile.estimate import estimate
+from trainplan.profile.profile import Profile
+from trainplan.solve.resolve import resolve
+from trainplan.workload.load import load
+
+NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg11", "vgg16", "mobilenetv2")
+# Table 3.3: samples of a worker, and of a micro-batch of torchgpipe, and how many of these.
+BATCHES = {"mnist": (128, 128, 24), "cifar10": (64, 64, 32), "imagenet": (32, 24, 12), "highres": (32, 4, 12)}
+CELLS = list(product(NETWORKS, BATCHES))
+# Tables 8.1 and 8.2: seconds of torchgpipe over those of Horovod, where the thesis's recommender was wrong.
+RATIOS = {
+    ("resnet18", "mnist"): 1.971, ("resnet18", "cifar10"): 2.030, ("resnet50", "cifar10"): 1.560,
+    ("resnet152", "cifar10"): 1.461, ("vgg11", "mnist"): 1.915, ("vgg11", "cifar10"): 1.767,
+    ("vgg16", "mnist"): 1.634, ("vgg16", "cifar10"): 1.627,
+}  # fmt: skip
+OUT_OF_MEMORY = ("resnet152", "highres")
+PCIE = (8e9, 11e9, 13e9)
+DAILY = ("vgg11", "mnist")  # the quickest to estimate
+HOROVOD = ("", " exchange=horovod")  # sums in buckets as backward goes, by DDP's rules and by Horovod's own
+
+
+@cache
+def titans(nodes: int = 1, pcie: float = 11e9) -> Cluster:
+    found = cluster(f"{nodes}xtitan4")
+    return replace(
+        found, nodes=tuple(replace(node, inside=replace(node.inside, rate=pcie)) for node in found.nodes)
+    )  # fmt: skip
+
+
+@cache
+def profiled(network: str, data: str, *more: int) -> Profile:
+    batch, micro, _ = BATCHES[data]
+    plain = ",bn=0" if network.startswith("vgg") and data in ("mnist", "cifar10") else ""  # as its suite had them
+    return estimate(load(f"{network}:{data}{plain}"), device("TitanRTX"), samples=[batch, micro, *more])
+
+
+def asked(line: str, profile: Profile, there: Cluster, batch: int) -> Prediction:
+    return predict(resolve(parse(line), profile, there, batch), profile, there, batch)
+
+
+def alone(network: str, data: str) -> Prediction:
+    return asked("dp=1", profiled(network, data), titans(), BATCHES[data][0])
+
+
+@cache
+def horovod(network: str, data: str, pcie: float, how: str = "", nodes: int = 1) -> Prediction:
+    batch, workers = BATCHES[data][0], 4 * nodes
+    return asked(f"dp={workers}{how}", profiled(network, data), titans(nodes, pcie), workers * batch)
+
+
+@cache
+def torchgpipe(network: str, data: str, pcie: float, recompute: str = "except-last") -> Prediction:
+    _, samples, micro = BATCHES[data]
+    line = f"pp=4 schedule=lockstep recompute={recompute} micro={micro}"
+    return asked(line, profiled(network, data), titans(1, pcie), samples * micro)
+
+
+def ratio(network: str, data: str, pcie: float, how: str = "") -> float:
+    return horovod(network, data, pcie, how).samples_per_s / torchgpipe(network, data, pcie).samples_per_s
+
+
+# -- table 8.1 ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.system("recommender", "S")
+@pytest.mark.parametrize("pcie", PCIE)
+@pytest.mark.parametrize(
+    ("network", "data"), [pytest.param(*cell, marks=[] if cell == DAILY else [pytest.mark.slow]) for cell in CELLS]
+)
+def test_who_was_fastest(network: str, data: str, pcie: float) -> None:
+    """Horovod wherever it fits, which is everywhere but in one cell; where the thesis printed by how much, by 5 % at
+    least."""
+    one, pipeline = alone(network, data), torchgpipe(network, data, pcie)
+    assert pipeline.fits
+    for how in HOROVOD:
+        replicas = horovod(network, data, pcie, how)
+        assert replicas.fits == one.fits == ((network, data) != OUT_OF_MEMORY)
+        if replicas.fits:
+            assert ratio(network, data, pcie, how) > (1.05 if (network, data) in RATIOS else 1.0)
+
+
+@pytest.mark.system("recommender", "S")
+@pytest.mark.slow
+@pytest.mark.parametrize(("network", "data"), [("vgg11", "mnist"), ("resnet50", "highres"), ("resnet152", "highres")])
+def test_what_is_recommended_is_no_slower_than_either(network: str, data: str) -> None:
+    """With everything that there is to choose from, at Horovod's batch, and it fits."""
+    found = recommend(profiled(network, data), titans(), batch=4 * BATCHES[data][0]).recommendation
+    best = found.best
+    assert best.fits
+    assert best.peak_bytes <= best.limit_bytes < 24 * 2**30
+    if horovod(network, data, 11e9).fits:
+        assert best.samples_per_s >= 0.999 * horovod(network, data, 11e9).samples_per_s
+    else:
+        assert best.samples_per_s >= torchgpipe(network, data, 11e9).samples_per_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pcie", "worst"), [(8e9, 0.36), (11e9, 0.30), (13e9, 0.30)])
+def test_by_how_much(pcie: float, worst: float) -> None:
+    """Median within 15 %, worst within 30 %. With PCIe at 8 GB/s the worst (VGG-11 on CIFAR-10) is 35.6 % too low: its
+    37 MB of gradients take longer there than its whole backward pass, so it hangs on a rate that is not known."""
+    errors = [abs(ratio(*cell, pcie) / published - 1) for cell, published in RATIOS.items()]
+    assert median(errors) < 0.15
+    assert max(errors) < worst
+
+
+@pytest.mark.slow
+def test_orders_of_figure_3_1() -> None:
+    """What the text says of the bars, which are lost. Not so here: Horovod with more than 4 times the speed of one GPU
+    (ResNet-152 on MNIST), which no model of replicas explains, and that ResNet-50 by itself does better than VGG-16
+    under torchgpipe (2 % less, over all data sets)."""
+    dp, pipeline = (
+        {
+            cell: of(*cell, 11e9).samples_per_s / alone(*cell).samples_per_s
+            for cell in CELLS
+            if (cell != OUT_OF_MEMORY or of is torchgpipe)
+        }
+        for of in (horovod, torchgpipe)
+    )
+
+    def average(of: dict, networks: tuple[str, ...], data: tuple[str, ...] = tuple(BATCHES)) -> float:
+        return mean(speedup for (network, on), speedup in of.items() if network in networks and on in data)
+
+    deep, vgg = ("resnet50", "resnet152"), ("vgg11", "vgg16")
+    assert average(dp, ("resnet18", *deep)) > average(dp, vgg)
+    assert average(dp, vgg, ("mnist", "cifar10")) < average(dp, vgg, ("imagenet", "highres"))
+    assert average(pipeline, deep) > average(pipeline, ("resnet18", *vgg))
+
+
+# -- memory and 16 GPUs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_pipeline_that_trained_what_replicas_could_not() -> None:
+    """ResNet-152 on Highres: 12 micro-batches of 4, with and without recomputation."""
+    found = {recompute: torchgpipe(*OUT_OF_MEMORY, 11e9, recompute) for recompute in ("except-last", "none")}
+    assert all(one.fits for one in found.values())
+    assert found["none"].peak_bytes == pytest.approx(17.5e9, rel=0.1)  # by its saved activations
+    assert found["except-last"].peak_bytes < 0.4 * found["none"].peak_bytes
+    assert not horovod(*OUT_OF_MEMORY, 11e9).fits
+    assert horovod(*OUT_OF_MEMORY, 11e9).peak_bytes == pytest.approx(30.4e9, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pcie", PCIE)
+@pytest.mark.parametrize("how", HOROVOD)
+def test_speed_up_on_16_gpus(pcie: float, how: str) -> None:
+    """Figure 3.2: ResNet-50 14.5 times (equation 5.1 says 13.1), and it, MobileNet and VGG-16 in this order (which 5.1
+    turns round)."""
+    found = {
+        network: horovod(network, "imagenet", pcie, how, 4).samples_per_s / alone(network, "imagenet").samples_per_s
+        for network in ("resnet50", "mobilenetv2", "vgg16")
+    }
+    assert found["resnet50"] == pytest.approx(14.5, rel=0.1)
+    assert found["resnet50"] > found["mobilenetv2"] > found["vgg16"]
+
+
+# -- table 6.1 ----------------------------------------------------------------------------------------------------
+
+# ResNet-18 on ImageNet under torchgpipe: samples of a micro-batch, how many; seconds an epoch of A, B and C. Of E the
+# text says that it was much slower than B.
+CONFIGURATIONS = {"A": (24, 12), "B": (32, 12), "C": (32, 20), "E": (16, 30)}
+SECONDS = {"A": 1206.34, "B": 1030.49, "C": 936.27}
+IMAGES = 1_281_000
+
+
+def epochs(profile: Profile) -> dict[str, float]:
+    found = {}
+    for name, (samples, micro) in CONFIGURATIONS.items():
+        line = f"pp=4 schedule=lockstep recompute=except-last micro={micro}"
+        found[name] = IMAGES / asked(line, profile, titans(), samples * micro).samples_per_s
+    return found
+
+
+@pytest.mark.slow
+def test_table_6_1() -> None:
+    """The order comes out, and not by how much. B and C took 0.854 and 0.776 of A's seconds. We say 0.99 and 0.93 of a
+    rank that is a process; and 0.92 (8 % off) and 0.87 (12 %: more than the 10 % that we wanted) of torchgpipe's one
+    process, whose threads issue the forward passes of all four devices in turn. E would be 1.18 times B's, where 1.2
+    was wanted."""
+    ranks = epochs(profiled("resnet18", "imagenet", 16))
+    assert ranks["C"] < ranks["B"] < ranks["A"]
+    assert ranks["B"] / ranks["A"] == pytest.approx(0.988, abs=0.02)
+    threads = epochs(in_one_process(profiled("resnet18", "imagenet", 16), 4))
+    assert threads["C"] < threads["B"] < threads["A"]
+    assert threads["B"] / threads["A"] == pytest.approx(SECONDS["B"] / SECONDS["A"], rel=0.10)
+    assert threads["C"] / threads["A"] == pytest.approx(SECONDS["C"] / SECONDS["A"], rel=0.13)
+    assert threads["E"] > 1.15 * threads["B"] > ranks["E"]
+
+
+@pytest.mark.slow
+def test_what_table_6_1_would_take() -> None:
+    """A host that is twice as slow as the one that our constants are from: then all of it comes out, the seconds, too,
+    and the rows that are lost are as a law through A, B and C has them. It cannot be the whole truth: see below."""
+    found = epochs(in_one_process(profiled("resnet18", "imagenet", 16), 4, slower=2.0))
+    for name, seconds in SECONDS.items():
+        assert found[name] == pytest.approx(seconds, rel=0.05)
+    assert found["E"] == pytest.approx(1382, rel=0.05)
+    assert found["E"] > 1.2 * found["B"]
+
+
+@pytest.mark.slow
+def test_tables_6_1_and_8_1_do_not_go_together() -> None:
+    """With such a host ResNet-18 on CIFAR-10, which has as many layers, would be half as slow again under torchgpipe,
+    beside Horovod, as it was: what a tick took in table 6.1 however small it was, a host does not explain."""
+    profile = profiled("resnet18", "cifar10")
+    _, samples, micro = BATCHES["cifar10"]
+    line = f"pp=4 schedule=lockstep recompute=except-last micro={micro}"
+    found = asked(line, in_one_process(profile, 4, slower=2.0), titans(), samples * micro)
+    beside = asked("dp=4", in_one_process(profile, 1, slower=2.0), titans(), 4 * samples)
+    assert beside.samples_per_s / found.samples_per_s > 1.4 * RATIOS["resnet18", "cifar10"]
