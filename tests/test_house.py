@@ -34,13 +34,17 @@ LEVELS: list[set[str]] = [
     {"predict", "engine"},
     {"solve", "search", "study"},
     {"bench", "report"},
-    {"__init__", "__main__", "api", "cli", "hardware", "run", "situation", "starting", "studies", "benches", "methods"},
-]
+    {
+        "__init__", "__main__", "api", "benches", "cli", "hardware", "methods", "movements", "run", "situation",
+        "starting", "studies",
+    },
+]  # fmt: skip
 BESIDE = {
     ("search", "solve"), ("bench", "report"),
     ("units", "errors"), ("files", "errors"), ("cli", "api"), ("__init__", "api"), ("api", "situation"),
     ("api", "starting"), ("starting", "situation"), ("api", "hardware"), ("hardware", "situation"), ("__main__", "cli"),
     ("api", "studies"), ("api", "benches"), ("api", "methods"), ("methods", "situation"), ("methods", "starting"),
+    ("studies", "movements"), ("studies", "situation"), ("movements", "situation"), ("movements", "starting"),
 }  # fmt: skip
 LEVEL = {room: number for number, level in enumerate(LEVELS) for room in level}
 

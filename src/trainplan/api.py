@@ -38,6 +38,7 @@ from trainplan.situation import (
     situation,
     torch_device,
 )
+from trainplan.studies import NETWORKS as NETWORKS
 from trainplan.studies import study as study
 
 if TYPE_CHECKING:

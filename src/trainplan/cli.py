@@ -252,19 +252,29 @@ def timeline(
 @app.command()
 def study(
     what: Annotated[
-        str, typer.Argument(help="staleness: epochs to an accuracy under asynchronous rules")
+        str,
+        typer.Argument(help="staleness: epochs to an accuracy under asynchronous rules; data-movement: its shares"),
     ] = "staleness",
     tasks: Annotated[str, typer.Option(help="What is learned, with commas.")] = "digits,images",
     rules: Annotated[str, typer.Option(help="Who goes on when, with commas.")] = "in step,ssp,dssp,ps-asp",
-    workers: Annotated[str, typer.Option(help="How many, with commas.")] = "1,2,4,8,16",
+    workers: Annotated[
+        str, typer.Option(help="How many, with commas; without it 1 to 16 (staleness) or 1 to 4 (data-movement).")
+    ] = "",
     seeds: Annotated[int, typer.Option(help="Trainings of each.")] = 5,
     epochs: Annotated[float, typer.Option(help="After which one is given up.")] = 40.0,
     output: Output = None,
     picture: Annotated[list[str], typer.Option(help="A .svg, .png or .pdf. Repeatable.")] = [],  # noqa: B006
+    models: Annotated[str, typer.Option(help="Of data-movement, with commas.")] = api.NETWORKS,
+    device: Annotated[str, typer.Option(help="Of data-movement: a device of the catalogue; cpu.")] = "GTX1080Ti",
+    batch: Annotated[int, typer.Option(help="Of data-movement: samples of a step, over all devices.")] = 256,
+    steps: Annotated[int, typer.Option(help="Of data-movement: that are run, where the device is here; 0: none.")] = 0,
+    set: Set = [],  # noqa: B006
     json: Json = False,
 ) -> None:
-    """Find out by training what no clock can tell."""
-    _answer(json, api.study, what, tasks, rules, workers, seeds, epochs, output, picture)
+    """Find out what a single prediction does not tell."""
+    _answer(
+        json, api.study, what, tasks, rules, workers, seeds, epochs, output, picture, models, device, batch, steps, set
+    )
 
 
 bench = typer.Typer(

@@ -1,49 +1,98 @@
-"""The public function about studies, which train small models. It belongs to `trainplan.api`, which names it."""
+"""The public function about studies, which find out what a single prediction does not tell. It belongs to
+`trainplan.api`, which names it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainplan.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from trainplan.report.movement import Movement
     from trainplan.report.staleness import Staleness
+    from trainplan.situation import Changes
 
-STUDIES = ("staleness",)
+STUDIES = ("staleness", "data-movement")
 MOST = 256  # workers
+WORKERS = {"staleness": "1,2,4,8,16", "data-movement": "1,2,3,4"}
+# Of Xu 2021, table 2, who named the GTX 1080 Ti. Batches of 256.
+NETWORKS = "resnet34:imagenet,resnet50:imagenet,vgg19:imagenet,mobilenetv2:imagenet"
 
 
 def study(
     what: str = "staleness",
     tasks: str = "digits,images",
     rules: str = "in step,ssp,dssp,ps-asp",
-    workers: str = "1,2,4,8,16",
+    workers: str = "",
     seeds: int = 5,
     epochs: float = 40.0,
     output: str | None = None,
     picture: Sequence[str] = (),
-) -> Staleness:
-    """Find out by training what no clock can tell. `staleness`: epochs to a target accuracy under asynchronous rules.
+    models: str = NETWORKS,
+    device: str = "GTX1080Ti",
+    batch: int = 256,
+    steps: int = 0,
+    set: Changes = (),
+) -> Staleness | Movement:
+    """Find out what a single prediction does not tell. `staleness`: epochs to a target accuracy under asynchronous
+    rules, by training. `data-movement`: the shares of a step that inputs and the model take under nn.DataParallel.
 
-    `tasks`, `rules` and numbers of `workers` are lists with commas; a training is given up after so many `epochs`.
-    `output` is a file for all that was found, each `picture` one that ends in .svg, .png or .pdf.
+    `tasks`, `rules`, `models` and numbers of `workers` (of the one study) or of devices (of the other) are lists with
+    commas; a training is given up after so many `epochs`. `device` is one of the catalogue; where it is here, so many
+    `steps` are run on real workers, too. `output` is a file for all that was found, each `picture` one that ends in
+    .svg, .png or .pdf.
     """
     if what not in STUDIES:
         raise InputError(f"study {what}", f"the studies are: {', '.join(STUDIES)}", nearest(what, STUDIES))
+    from trainplan.report.picture import check_picture
+
+    for path in picture:
+        check_picture(path, "--picture")
+    workers = workers or WORKERS[what]
+    if what == "data-movement":
+        return _data_movement(models, workers, device, batch, steps, set, output, picture)
+    return _staleness(tasks, rules, workers, seeds, epochs, output, picture)
+
+
+def _data_movement(
+    models: str, workers: str, device: str, batch: int, steps: int, set: Changes, output: str | None,
+    picture: Sequence[str],
+) -> Movement:  # fmt: skip
+    import time
+
+    from trainplan.movements import moved
+    from trainplan.report.lines import command
+    from trainplan.report.movement import Movement, draw
+    from trainplan.report.progress import progress
+
+    counts = _counts(workers)
+    with progress() as report:
+        found = moved(_models(models), counts, batch, device, set, steps, report)
+    changes = [f"{key}={value}" for key, value in set.items()] if isinstance(set, Mapping) else list(set)
+    words = {"models": models, "workers": workers, "device": device, "batch": batch, "steps": steps, "set": changes}
+    typed, date = command("study", "data-movement", **words), time.strftime("%Y-%m-%d", time.gmtime())
+    answer = Movement(tuple(found), device, date, typed, (*filter(None, [output]), *picture))
+    if output:
+        answer.save(output)
+    for path in picture:
+        draw(answer, path)
+    return answer
+
+
+def _staleness(
+    tasks: str, rules: str, workers: str, seeds: int, epochs: float, output: str | None, picture: Sequence[str]
+) -> Staleness:
     import time
 
     import torch
 
     from trainplan.report.lines import command
-    from trainplan.report.picture import check_picture
     from trainplan.report.progress import progress
     from trainplan.report.staleness import Staleness, draw
     from trainplan.study.staleness import RULES, reach
     from trainplan.study.tasks import TASKS
 
-    for path in picture:
-        check_picture(path, "--picture")
     names, chosen = _words("tasks", tasks, TASKS), _words("rules", rules, RULES)
     counts = _counts(workers)
     if seeds < 1:
@@ -60,7 +109,7 @@ def study(
                 found.append(reach(task, rule, w, seed, epochs))
     finally:
         torch.set_num_threads(threads)
-    typed = command("study", what, tasks=tasks, rules=rules, workers=workers, seeds=seeds, epochs=epochs)
+    typed = command("study", "staleness", tasks=tasks, rules=rules, workers=workers, seeds=seeds, epochs=epochs)
     date = time.strftime("%Y-%m-%d", time.gmtime())
     answer = Staleness(
         tuple(found), {task.name: task.target for task in made}, date, typed, (*filter(None, [output]), *picture)
@@ -79,6 +128,21 @@ def _words(option: str, text: str, known: Collection[str]) -> list[str]:
         if word not in known:
             raise InputError(f"--{option} {word}", f"they are: {', '.join(known)}", nearest(word, known))
     return words
+
+
+def _models(text: str) -> list[str]:
+    """Names of models, whose options have commas, too.
+
+    >>> _models("vgg11:mnist,bn=0, resnet18:mnist")
+    ['vgg11:mnist,bn=0', 'resnet18:mnist']
+    """
+    found: list[str] = []
+    for word in text.split(","):
+        if found and "=" in word and ":" not in word:
+            found[-1] += f",{word.strip()}"
+        else:
+            found.append(word.strip())
+    return found
 
 
 def _counts(text: str) -> list[int]:

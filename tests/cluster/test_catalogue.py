@@ -8,7 +8,7 @@ from trainplan.cluster import catalogue
 from trainplan.errors import InputError
 
 DEVICES = [
-    "P40", "V100-16", "V100-32", "TitanRTX", "RTX3090", "RTX4090", "T4", "L4",
+    "P40", "GTX1080Ti", "V100-16", "V100-32", "TitanRTX", "RTX3090", "RTX4090", "T4", "L4",
     "A100-40", "A100-80", "H100-SXM", "H100-PCIe", "H200", "B200", "cpu",
 ]  # fmt: skip
 
