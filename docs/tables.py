@@ -164,6 +164,20 @@ def _epochs(row: dict[str, Any]) -> str:
     return f"{row['epochs']:.2g} ({row['speedup']:.1f} ×)"
 
 
+def movement(name: str) -> str:
+    """Shares of a step that inputs and the model take, from a file of `trainplan study data-movement`."""
+    data = json.loads((DATA / f"{name}.json").read_text())["data"]
+    rows = [row for row in data["rows"] if row["how"] == "predicted"]
+    counts = sorted({row["devices"] for row in rows})
+    lines = [f"No machine: predictions, {data['made']}: `{data['command']}`", ""]
+    lines += [f"| input, model in % | preload | {' | '.join(map(str, counts))} |", f"|---|---|{'--:|' * len(counts)}"]
+    for network, preload in dict.fromkeys((row["network"], row["preload"]) for row in rows):
+        own = {r["devices"]: r for r in rows if (r["network"], r["preload"]) == (network, preload)}
+        cells = [f"{100 * r['input']:.1f}, {100 * r['model']:.1f}" if r["fits"] else "×" for r in own.values()]
+        lines.append(f"| {network} | {preload} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def clock(name: str) -> str:
     """How fast plans are simulated, from a file of benchmarks/clock.py."""
     data = json.loads((DATA / f"{name}.json").read_text())
@@ -267,8 +281,7 @@ def rewritten(text: str) -> str:
     makers = {
         "systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
         "exchanges": exchanges, "overlap": overlap, "preload": preload, "published": published,
-        "cpu_to_gpu": cpu_to_gpu,
-        "staleness": staleness,
+        "cpu_to_gpu": cpu_to_gpu, "staleness": staleness, "movement": movement,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:

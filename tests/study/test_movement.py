@@ -1,4 +1,4 @@
-"""The study of data movement: shares of a step by hand, what the commands answers, and Xu 2021, table 2."""
+"""The study of data movement: shares of a step by hand, what the command answers, and Xu 2021, table 2."""
 
 import json
 from functools import cache
@@ -136,8 +136,7 @@ def test_what_fits_and_the_orders_of_table_2(host: str) -> None:
 @pytest.mark.slow
 def test_shares_of_inputs_in_table_2() -> None:
     """A host link of 1.5 GB/s, as copies from memory that is not pinned have, is what its first cell asks for. Then the
-    others come out within a tenth to a quarter, of MobileNet within 32 %: perhaps its depthwise convolutions are estimated too
-    fast."""
+    others come out within 18 %, and those of MobileNet within 32 %: its compute may be estimated too fast."""
     rows = table_2("1.5GB/s")
     for network, cells in TABLE.items():
         for devices, published in enumerate(cells, 1):
