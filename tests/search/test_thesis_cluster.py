@@ -85,12 +85,11 @@ def ratio(network: str, data: str, pcie: float, how: str = "") -> float:
 # -- table 8.1 ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.system("recommender", "S")
 @pytest.mark.parametrize("pcie", PCIE)
 @pytest.mark.parametrize(
     ("network", "data"), [pytest.param(*cell, marks=[] if cell == DAILY else [pytest.mark.slow]) for cell in CELLS]
 )
-def test_who_was_fastest(network: str, data: str, pcie: float) -> None:
+def test_recommender_knows_who_was_fastest(network: str, data: str, pcie: float) -> None:
     """Horovod wherever it fits, which is everywhere but in one cell; where the thesis printed by how much, by 5 % at
     least."""
     one, pipeline = alone(network, data), torchgpipe(network, data, pcie)
@@ -102,10 +101,9 @@ def test_who_was_fastest(network: str, data: str, pcie: float) -> None:
             assert ratio(network, data, pcie, how) > (1.05 if (network, data) in RATIOS else 1.0)
 
 
-@pytest.mark.system("recommender", "S")
 @pytest.mark.slow
 @pytest.mark.parametrize(("network", "data"), [("vgg11", "mnist"), ("resnet50", "highres"), ("resnet152", "highres")])
-def test_what_is_recommended_is_no_slower_than_either(network: str, data: str) -> None:
+def test_recommender_is_no_slower_than_either(network: str, data: str) -> None:
     """With everything that there is to choose from, at Horovod's batch, and it fits."""
     found = recommend(profiled(network, data), titans(), batch=4 * BATCHES[data][0]).recommendation
     best = found.best

@@ -21,7 +21,7 @@ def timeline(*events: tuple[str, str, int, float, float]) -> Timeline:
         for step in (0, 1)
         for name, kind, rank, start, end in events
     ]
-    return Timeline("by hand", "predicted", 2, tuple(made))
+    return Timeline("predicted", 2, 2, tuple(made))
 
 
 def test_shares_by_hand() -> None:
@@ -30,8 +30,8 @@ def test_shares_by_hand() -> None:
     found = shares(
         timeline(
             ("0LOAD", "LOAD", 0, 0.0, 1.0), ("0SEND_INPUT0", "SEND_INPUT", 0, 1.0, 2.0),
-            ("0SEND_W", "SEND_W", 0, 2.0, 4.0), ("0F0", "F", 0, 4.0, 6.0), ("0B0", "B", 0, 6.0, 8.0),
-            ("0RECV_G", "RECV_G", 0, 9.0, 10.0), ("0F0^1", "F", 1, 4.0, 9.0),
+            ("0SEND_W0", "SEND_W", 0, 2.0, 4.0), ("0F0", "F", 0, 4.0, 6.0), ("0B0", "B", 0, 6.0, 8.0),
+            ("0RECV_G0", "RECV_G", 0, 9.0, 10.0), ("0F0^1", "F", 1, 4.0, 9.0),
         )
     )  # fmt: skip
     assert found == pytest.approx((10.0, 0.2, 0.4))
@@ -81,7 +81,6 @@ def test_refusals(words: dict, why: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.system("data-movement", "R")
 def test_real_workers() -> None:
     """What is measured is what is predicted in kind: weights take their share of two workers' step, and none of one's;
     loaded ahead, inputs take less."""
