@@ -276,12 +276,43 @@ def gaps(name: str) -> str:
     return "\n".join([*lines, "", f"{size} take {took}."])
 
 
+def estimates(name: str) -> str:
+    """Steps of one device: estimated before it was measured, and again since the model of it was mended."""
+    before = json.loads((DATA / f"{name}.json").read_text())["data"]
+    again = {_case(row): row for row in json.loads((DATA / f"{name}-again.json").read_text())["data"]}
+    lines = [
+        "| model | samples | precision | measured ms | before | again | memory before | again |",
+        "|---|--:|---|--:|--:|--:|--:|--:|",
+    ]
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in before:
+        errors = [(one["estimated_s"] / row["measured_s"] - 1) for one in (row, again[_case(row)])]
+        taken = [(one["estimated_bytes"] / row["measured_bytes"] - 1) for one in (row, again[_case(row)])]
+        bound = "by the host" if row["issue_s"] > 0.9 * row["measured_s"] else "by the device"
+        model = row["workload"].removeprefix("benchmarks/networks.py:").partition(",seq=1024,vocab")[0]
+        cells = [f"{row['measured_s'] * 1e3:.1f}", *(f"{error:+.1%}" for error in (*errors, *taken))]
+        host = " (host)" if bound == "by the host" else ""
+        lines.append(f"| {model}{host} | {row['samples']} | {row['precision']} | {' | '.join(cells)} |")
+        for group, pair in (("all", errors), (f"bound {bound}", errors), ("memory", taken)):
+            found.setdefault(group, []).append((abs(pair[0]), abs(pair[1])))
+    lines += ["", "| | cases | median before | worst | median again | worst |", "|---|--:|--:|--:|--:|--:|"]
+    for group, pairs in found.items():
+        sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+        cells = [f"{median(side):.1%} | {max(side):.1%}" for side in sides]
+        lines.append(f"| {group} | {len(pairs)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _case(row: dict[str, Any]) -> tuple[str, int, str]:
+    return row["workload"], row["samples"], row["precision"]
+
+
 def rewritten(text: str) -> str:
     """A page with every table between <!-- NAME ARGUMENT --> and <!-- /NAME --> made anew."""
     makers = {
         "systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
         "exchanges": exchanges, "overlap": overlap, "preload": preload, "published": published,
-        "cpu_to_gpu": cpu_to_gpu, "staleness": staleness, "movement": movement,
+        "cpu_to_gpu": cpu_to_gpu, "staleness": staleness, "movement": movement, "estimates": estimates,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:
