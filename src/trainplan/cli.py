@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json as json_format
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
@@ -349,8 +350,15 @@ def _options(
     pass
 
 
+def _end(number: int, frame: object) -> None:
+    """Go as after Ctrl-C: whoever has started processes ends them on the way out."""
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """The console command."""
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ends, _end)
     try:
         app()
     except TrainplanError as error:

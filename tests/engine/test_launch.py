@@ -72,10 +72,13 @@ def test_a_failing_rank_stops_all_ranks(
         assert re.search(noticed, str(error.value))
 
 
-def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_is_ended_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C, and what schedulers send: both go through the command, whose ranks are in a group of their own."""
     script = (
-        "from trainplan.engine.launch import run; from trainplan.plan.plan import plan\n"
-        f"run({MODEL!r}, plan(dp=2, blocks=4), steps=1000, batch=8, out={str(tmp_path)!r})"
+        "from trainplan import cli; from trainplan.engine.launch import run; from trainplan.plan.plan import plan\n"
+        f"cli.app = lambda: run({MODEL!r}, plan(dp=2, blocks=4), steps=1000, batch=8, out={str(tmp_path)!r})\n"
+        "cli.main()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "TROUBLE": "slow"},
@@ -86,8 +89,8 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert any("step 2/" in line for line in process.stdout)
     assert len(processes(tmp_path)) >= 2
-    process.send_signal(signal.SIGINT)
-    process.wait(30)
+    process.send_signal(how)
+    assert process.wait(30) == 128 + how
     deadline = time.monotonic() + 10
     while processes(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.1)

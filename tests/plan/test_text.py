@@ -134,6 +134,7 @@ BAD = {
     "schedule=torchgpipe-as-found": ("schedule=torch", "torchgpipe-as-found is a system", "torchgpipe-as-found pp=4"),
     "pp=2 schedule=looped-bfs": ("schedule=looped-bfs", "looped-bfs is a system", "looped-bfs pp=4"),
     "schedule=pipedream": ("schedule=pipedream", "schedule is one of naive", "schedule="),  # a system that is not built
+    "ring dp=2": ("word 'ring'", "ring is a way to exchange gradients", "exchange=ring"),
     "lockstep pp=2": ("word 'lockstep'", "lockstep is an order of work", "schedule=lockstep"),
     "pp=2 zb-h3": ("word 'zb-h3'", "the name of a system, and stands first", "zb-h"),
     "placement=0,0": ("placement=0,0", "a pipeline needs two ranks or more, and the table has 1 rank", "placement=0,1"),

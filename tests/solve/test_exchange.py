@@ -95,6 +95,9 @@ def test_nodes_are_those_of_the_cluster_and_stand_in_the_plan(model: Profile) ->
         ("exchange=hierarchical dp=6 node=4", machines(3, 2), "hold 4 and 2 copies", "node=2"),
         ("exchange=ring dp=4 node=2", machines(2, 2), "does not ask which ranks share a node", "leaving node out"),
         ("dp=2 bucket=33MiB", machines(2), "larger than all gradients", "bucket=32MiB"),
+        ("dp=2 bucket=0", machines(2), "holds no gradient", "bucket=1MiB"),
+        ("horovod dp=2 bucket=2MiB", machines(2), "horovod decides while running", "threshold=2097152B"),
+        ("pace dp=2 bucket=2MiB", machines(2), "has no buckets", "slice=2097152B"),
     ],
 )
 def test_refused_with_the_nearest_thing_that_works(line, there, why, instead, model: Profile) -> None:

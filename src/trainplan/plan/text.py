@@ -62,8 +62,9 @@ def parse(line: str) -> Request:
     for place, word in enumerate(line.split()):
         field, equals, value = word.partition("=")
         if not equals:
-            if field not in SYSTEMS and field in WORDS["schedule"]:
-                raise PlanError(f"plan {line!r}, word {word!r}", f"{field} is an order of work", f"schedule={field}")
+            for choice, what in (("schedule", "an order of work"), ("exchange", "a way to exchange gradients")):
+                if field not in SYSTEMS and field in WORDS[choice]:
+                    raise PlanError(f"plan {line!r}, word {word!r}", f"{field} is {what}", f"{choice}={field}")
             if place or field not in SYSTEMS:
                 known = [key for key, row in SYSTEMS.items() if row.choices is not None]
                 why = "a word without '=' is the name of a system, and stands first" if place else "no such system"

@@ -46,6 +46,8 @@ def plan_kind(plan: Plan | Request) -> str:
     'dp with zero=2'
     >>> plan_kind(parse("p3 dp=4"))
     'dp with exchange=p3'
+    >>> plan_kind(parse("dp=4 zero=3 shard=2")), plan_kind(parse("zero-r dp=2")), plan_kind(parse("preload dp=2"))
+    ('dp with zero=3 and shard', 'dp with zero=3 and offload', 'dp with preload')
     """
     replicas = (plan.dp or 1) > 1
     if (plan.pp or 1) == 1:
@@ -55,7 +57,8 @@ def plan_kind(plan: Plan | Request) -> str:
     how = plan.exchange or "all-reduce"
     more = [f"exchange={how}"] * (how != "all-reduce")
     more += ["replicated stages"] * bool(plan.spread) + ["recompute"] * ((plan.recompute or "none") != "none")
-    more += [f"zero={plan.zero}"] * bool(plan.zero)
+    more += [f"zero={plan.zero}"] * bool(plan.zero) + ["shard"] * bool(plan.shard)
+    more += ["offload"] * ((plan.offload or "none") != "none") + ["preload"] * (plan.preload == "on")
     return f"{kind} with {' and '.join(more)}" if more else kind
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
+from trainplan.plan.decided import DECIDED
 from trainplan.plan.exchanges import BY_BACKEND, HIERARCHICAL, uneven
 from trainplan.plan.plan import Plan, Request
 from trainplan.plan.text import brief
@@ -43,12 +44,21 @@ def bucket_sizes(plan: Plan, profile: Profile) -> list[int]:
 
 
 def check_bucket(request: Request, profile: Profile) -> None:
-    """Refused where a bucket is asked for that is larger than all gradients together."""
-    most = whole_bucket(profile)
-    if request.bucket is not None and request.bucket > most:
+    """Refused where a bucket is asked for that holds nothing, or is larger than all gradients together, or where the
+    exchange has none."""
+    if request.bucket is None:
+        return
+    asked, most = f"plan {brief(request)!r}", whole_bucket(profile)
+    if request.exchange in DECIDED:
+        why = f"{request.exchange} decides while running what goes together, and has no buckets"
+        instead = "slice" if request.exchange == "pace" else "threshold"
+        raise PlanError(asked, why, f"{instead}={max(request.bucket, 1)}B, or leaving it out")
+    if request.bucket < 1:
+        raise PlanError(asked, "a bucket of 0 bytes holds no gradient", "bucket=1MiB, or leaving it out")
+    if request.bucket > most:
         size = sum(p.bytes for p in profile.parameters if p.trainable)
         why = f"a bucket of {gib(request.bucket)} is larger than all gradients of the model together, {gib(size)}"
-        raise PlanError(f"plan {brief(request)!r}", why, f"bucket={most // MIB}MiB, which holds them all")
+        raise PlanError(asked, why, f"bucket={most // MIB}MiB, which holds them all")
 
 
 def on_nodes(plan: Plan, node: int | None, cluster: Cluster) -> Plan:
