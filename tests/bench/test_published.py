@@ -79,7 +79,7 @@ BOTH = json.loads((Path(__file__).parents[2] / "benchmarks" / "data" / "cpu-to-g
 
 
 @pytest.mark.system("cpu-to-gpu", "P")
-def test_an_estimate_carries_to_a_gpu_what_a_measurement_on_a_cpu_does_not():
+def test_cpu_to_gpu_an_estimate_carries_what_a_measurement_does_not():
     """Seconds on a core, times a constant, are far off; the estimate is near; and correcting it does not help."""
     scores = BOTH["scores"]
     assert scores["CPU alone"]["mean"] > 5 * scores["estimate alone"]["mean"]

@@ -220,7 +220,7 @@ def test_the_last_half_shares_its_cores() -> None:
 def test_older_files_are_cases_too() -> None:
     data = Path(__file__).parents[2] / "benchmarks" / "data"
     found = read([data])
-    assert {outcome.dataset for outcome in found} == {"cifar10", "text"}
+    assert {outcome.dataset for outcome in found} == {"cifar10", "imagenet", "text"}
     assert {outcome.workers for outcome in found} >= {2, 4}
     kept = [path for path in data.glob("*.json") if files.kind(path) == "accuracy"]
     assert {outcome.at for outcome in found} == set(map(str, kept))
