@@ -24,7 +24,7 @@ from trainplan.workload.load import load
 from trainplan.workload.workload import Workload
 
 BATCH = 8
-MODELS = ["mobilenetv2:cifar10", "vgg11:cifar10"]
+MODELS = [pytest.param("mobilenetv2:cifar10", marks=pytest.mark.slow), "vgg11:cifar10"]
 
 
 def measured_peaks(workload: Workload, micros: tuple[int, ...]) -> list[int]:
