@@ -1,24 +1,17 @@
 """What plans share is worked out once, and changes no prediction."""
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import thousand
 
 from trainplan.plan.plan import plan
 from trainplan.predict.predict import predict
 from trainplan.program.lower import bodies
 from trainplan.program.schedules import _scheduled
-
-PATH = Path(__file__).parents[2] / "benchmarks" / "thousand.py"
-SPEC = importlib.util.spec_from_file_location("thousand", PATH)
-assert SPEC is not None
-assert SPEC.loader is not None
-thousand = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(thousand)
 
 
 @pytest.fixture(scope="module")

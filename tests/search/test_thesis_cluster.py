@@ -116,13 +116,13 @@ def test_recommender_is_no_slower_than_either(network: str, data: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pcie", "worst"), [(8e9, 0.36), (11e9, 0.30), (13e9, 0.30)])
-def test_by_how_much(pcie: float, worst: float) -> None:
+@pytest.mark.parametrize("pcie", [pytest.param(8e9, marks=pytest.mark.xfail(strict=True)), 11e9, 13e9])
+def test_by_how_much(pcie: float) -> None:
     """Median within 15 %, worst within 30 %. With PCIe at 8 GB/s the worst (VGG-11 on CIFAR-10) is 35.6 % too low: its
     37 MB of gradients take longer there than its whole backward pass, so it hangs on a rate that is not known."""
     errors = [abs(ratio(*cell, pcie) / published - 1) for cell, published in RATIOS.items()]
     assert median(errors) < 0.15
-    assert max(errors) < worst
+    assert max(errors) < 0.30
 
 
 @pytest.mark.slow
@@ -205,8 +205,17 @@ def test_table_6_1() -> None:
     threads = epochs(in_one_process(profiled("resnet18", "imagenet", 16), 4))
     assert threads["C"] < threads["B"] < threads["A"]
     assert threads["B"] / threads["A"] == pytest.approx(SECONDS["B"] / SECONDS["A"], rel=0.10)
-    assert threads["C"] / threads["A"] == pytest.approx(SECONDS["C"] / SECONDS["A"], rel=0.13)
-    assert threads["E"] > 1.15 * threads["B"] > ranks["E"]
+    assert threads["E"] > threads["B"] > ranks["E"]
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True, reason="C takes 0.87 of A's seconds where 0.776 is published, and E 1.18 of B's, not 1.2"
+)
+def test_all_of_table_6_1() -> None:
+    threads = epochs(in_one_process(profiled("resnet18", "imagenet", 16), 4))
+    assert threads["C"] / threads["A"] == pytest.approx(SECONDS["C"] / SECONDS["A"], rel=0.10)
+    assert threads["E"] > 1.2 * threads["B"]
 
 
 @pytest.mark.slow
