@@ -5,7 +5,6 @@ late rank makes others wait). And it does so now and then, while a wrong schedul
 is measured again, a few times, and so is what the machine takes for messages and between passes.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
@@ -25,16 +24,12 @@ CLOSE = 0.05
 TRIES = 5
 
 
-def everywhere(world: int, function: Callable, *arguments) -> list:
-    return [function(0, 1, *arguments)] if world == 1 else pool(world).run(function, *arguments)
-
-
 def run(case: Case) -> tuple[RunResult, float]:
     """Some steps under a plan, and the share of them by which the machine woke its sleepers too late."""
-    world = case.plan.world
-    everywhere(world, sleeping.lateness)
-    result = together(everywhere(world, sleeping.train, case.plan, case.sizes[0], WARM_UP, STEPS), case.plan, WARM_UP)
-    return result, max(everywhere(world, sleeping.lateness)) / sum(result.step_seconds)
+    ranks = pool(case.plan.world)
+    ranks.run(sleeping.lateness)
+    result = together(ranks.run(sleeping.train, case.plan, case.sizes[0], WARM_UP, STEPS), case.plan, WARM_UP)
+    return result, max(ranks.run(sleeping.lateness)) / sum(result.step_seconds)
 
 
 def predicted(case: Case) -> Prediction:
@@ -66,8 +61,9 @@ def test_a_step_takes_as_long_as_predicted(case: Case) -> None:
         wrong = off(expected, result, joined, late)
         if not wrong:
             return
-        sleeping.forget(0, 1)
-        everywhere(case.plan.world, sleeping.forget)
+        sleeping.forget(0, 1)  # here, and wherever something was found
+        for world in {1, case.plan.world}:
+            pool(world).run(sleeping.forget)
     pytest.fail(
         f"{', '.join(wrong)} of {case}: a step of {median(result.steady_seconds):.4f} s, {late:.1%} late\n{joined}"
     )
