@@ -9,6 +9,8 @@ from typing import Any
 from trainplan.plan.systems import SYSTEMS
 from trainplan.plan.text import parse
 from trainplan.predict.accuracy import plan_kind
+from trainplan.report.influence import TITLES
+from trainplan.report.influence import lines as influences
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "benchmarks" / "data"
@@ -178,6 +180,20 @@ def movement(name: str) -> str:
     return "\n".join(lines)
 
 
+def influence(name: str) -> str:
+    """What every method raises and lowers, from a file of `trainplan study methods`."""
+    data = json.loads((DATA / f"{name}.json").read_text())["data"]
+    lines = [f"No machine: predictions, {data['made']}: `{data['command']}`", ""]
+    lines += [f"{data['workload']} on {data['cluster']}; bytes in GiB.", ""]
+    titles = [title.strip(">") for title in TITLES.values()]
+    lines += [f"| method | plan | {' | '.join(titles)} | survey says |", f"|---|---|{'--:|' * len(titles)}---|"]
+    for row in influences(data["rows"]):
+        plan = f"`{re.sub(r' (stages|bucket)=[^ ]+', '', row['plan'])}`" if row["cells"] else row["plan"]
+        cells = " | ".join(row["cells"] or [""] * len(titles))
+        lines.append(f"| {row['method']} | {plan} | {cells} | {row['differs']} |")
+    return "\n".join(lines)
+
+
 def clock(name: str) -> str:
     """How fast plans are simulated, from a file of benchmarks/clock.py."""
     data = json.loads((DATA / f"{name}.json").read_text())
@@ -313,6 +329,7 @@ def rewritten(text: str) -> str:
         "systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
         "exchanges": exchanges, "overlap": overlap, "preload": preload, "published": published,
         "cpu_to_gpu": cpu_to_gpu, "staleness": staleness, "movement": movement, "estimates": estimates,
+        "influence": influence,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:

@@ -40,7 +40,7 @@ LEVELS: list[set[str]] = [
     },
 ]  # fmt: skip
 BESIDE = {
-    ("search", "solve"), ("bench", "report"),
+    ("search", "solve"), ("study", "solve"), ("bench", "report"),
     ("units", "errors"), ("files", "errors"), ("cli", "api"), ("__init__", "api"), ("api", "situation"),
     ("api", "starting"), ("starting", "situation"), ("api", "hardware"), ("hardware", "situation"), ("__main__", "cli"),
     ("api", "studies"), ("api", "benches"), ("api", "methods"), ("methods", "situation"), ("methods", "starting"),

@@ -38,7 +38,6 @@ from trainplan.situation import (
     situation,
     torch_device,
 )
-from trainplan.studies import NETWORKS as NETWORKS
 from trainplan.studies import study as study
 
 if TYPE_CHECKING:

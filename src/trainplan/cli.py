@@ -254,20 +254,32 @@ def timeline(
 def study(
     what: Annotated[
         str,
-        typer.Argument(help="staleness: epochs to an accuracy under asynchronous rules; data-movement: its shares"),
+        typer.Argument(
+            help="staleness: epochs to an accuracy under asynchronous rules; data-movement: its shares; methods: what "
+            "each raises and lowers"
+        ),
     ] = "staleness",
     tasks: Annotated[str, typer.Option(help="What is learned, with commas.")] = "digits,images",
     rules: Annotated[str, typer.Option(help="Who goes on when, with commas.")] = "in step,ssp,dssp,ps-asp",
     workers: Annotated[
-        str, typer.Option(help="How many, with commas; without it 1 to 16 (staleness) or 1 to 4 (data-movement).")
+        str,
+        typer.Option(
+            help="How many, with commas; without it 1 to 16 (staleness), 1 to 4 (data-movement) or 4 (methods)."
+        ),
     ] = "",
     seeds: Annotated[int, typer.Option(help="Trainings of each.")] = 5,
     epochs: Annotated[float, typer.Option(help="After which one is given up.")] = 40.0,
     output: Output = None,
     picture: Annotated[list[str], typer.Option(help="A .svg, .png or .pdf. Repeatable.")] = [],  # noqa: B006
-    models: Annotated[str, typer.Option(help="Of data-movement, with commas.")] = api.NETWORKS,
-    device: Annotated[str, typer.Option(help="Of data-movement: a device of the catalogue; cpu.")] = "GTX1080Ti",
-    batch: Annotated[int, typer.Option(help="Of data-movement: samples of a step, over all devices.")] = 256,
+    models: Annotated[
+        str, typer.Option(help="Of data-movement, with commas (without it four of a published table); one of methods.")
+    ] = "",
+    device: Annotated[
+        str, typer.Option(help="Of both: of the catalogue, or cpu; without it GTX1080Ti (data-movement) or A100-80.")
+    ] = "",
+    batch: Annotated[
+        int, typer.Option(help="Of both: samples of a step, over all devices; 0: 256 (data-movement) or 8.")
+    ] = 0,
     steps: Annotated[int, typer.Option(help="Of data-movement: that are run, where the device is here; 0: none.")] = 0,
     set: Set = [],  # noqa: B006
     json: Json = False,

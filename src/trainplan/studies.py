@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING
 from trainplan.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from trainplan.report.influence import Influences
     from trainplan.report.movement import Movement
     from trainplan.report.staleness import Staleness
     from trainplan.situation import Changes
 
-STUDIES = ("staleness", "data-movement")
+STUDIES = ("staleness", "data-movement", "methods")
 MOST = 256  # workers
-WORKERS = {"staleness": "1,2,4,8,16", "data-movement": "1,2,3,4"}
+WORKERS = {"staleness": "1,2,4,8,16", "data-movement": "1,2,3,4", "methods": "4"}
 # Of Xu 2021, table 2, who named the GTX 1080 Ti. Batches of 256.
 NETWORKS = "resnet34:imagenet,resnet50:imagenet,vgg19:imagenet,mobilenetv2:imagenet"
+GPT = "gpt:layers=24,hidden=2048,heads=16,seq=1024,vocab=50304"  # whose states take as much as its activations
+# What else is predicted on what, where nothing is said: models, device, samples of a step.
+PREDICTED = {"data-movement": (NETWORKS, "GTX1080Ti", 256), "methods": (GPT, "A100-80", 8)}
 
 
 def study(
@@ -29,19 +33,20 @@ def study(
     epochs: float = 40.0,
     output: str | None = None,
     picture: Sequence[str] = (),
-    models: str = NETWORKS,
-    device: str = "GTX1080Ti",
-    batch: int = 256,
+    models: str = "",
+    device: str = "",
+    batch: int = 0,
     steps: int = 0,
     set: Changes = (),
-) -> Staleness | Movement:
+) -> Staleness | Movement | Influences:
     """Find out what a single prediction does not tell. `staleness`: epochs to a target accuracy under asynchronous
     rules, by training. `data-movement`: the shares of a step that inputs and the model take under nn.DataParallel.
+    `methods`: what each raises and lowers, of communication, batch, FLOPs and memory.
 
-    `tasks`, `rules`, `models` and numbers of `workers` (of the one study) or of devices (of the other) are lists with
-    commas; a training is given up after so many `epochs`. `device` is one of the catalogue; where it is here, so many
-    `steps` are run on real workers, too. `output` is a file for all that was found, each `picture` one that ends in
-    .svg, .png or .pdf.
+    `tasks`, `rules`, `models` and numbers of `workers` (of the first study) or of devices (of the others) are lists
+    with commas (`methods` takes one of each); a training is given up after so many `epochs`. `device` is one of the
+    catalogue; where it is here, so many `steps` are run on real workers, too. `output` is a file for all that was
+    found, each `picture` one that ends in .svg, .png or .pdf.
     """
     if what not in STUDIES:
         raise InputError(f"study {what}", f"the studies are: {', '.join(STUDIES)}", nearest(what, STUDIES))
@@ -50,8 +55,13 @@ def study(
     for path in picture:
         check_picture(path, "--picture")
     workers = workers or WORKERS[what]
+    if what in PREDICTED:
+        usual = PREDICTED[what]
+        models, device, batch = models or usual[0], device or usual[1], batch or usual[2]
     if what == "data-movement":
         return _data_movement(models, workers, device, batch, steps, set, output, picture)
+    if what == "methods":
+        return _methods(models, workers, device, batch, steps, set, output, picture)
     return _staleness(tasks, rules, workers, seeds, epochs, output, picture)
 
 
@@ -77,6 +87,39 @@ def _data_movement(
         answer.save(output)
     for path in picture:
         draw(answer, path)
+    return answer
+
+
+def _methods(
+    models: str, workers: str, device: str, batch: int, steps: int, set: Changes, output: str | None,
+    picture: Sequence[str],
+) -> Influences:  # fmt: skip
+    import time
+
+    from trainplan.report.influence import Influences
+    from trainplan.report.lines import command
+    from trainplan.report.progress import progress
+    from trainplan.situation import cluster_for, profile_for
+    from trainplan.study.influence import influences
+
+    names, counts = _models(models), _counts(workers)
+    if len(names) > 1 or len(counts) > 1:
+        why = "methods are compared on one model and one number of devices"
+        raise InputError(f"--models {models} --workers {workers}", why, f"--models {names[0]} --workers {counts[-1]}")
+    if counts[0] < 2:
+        raise InputError(f"--workers {workers}", "most methods are of several devices", "--workers 4")
+    if steps or picture:
+        raise InputError("study methods with --steps or --picture", "it counts, and runs nothing", "leaving them out")
+    there = cluster_for(f"{counts[0]}x{device}", set)
+    profile = profile_for(models, there, batch)
+    with progress() as report:
+        found = tuple(influences(profile, there, batch, report))
+    changes = [f"{key}={value}" for key, value in set.items()] if isinstance(set, Mapping) else list(set)
+    words = {"models": models, "workers": workers, "device": device, "batch": batch, "set": changes}
+    typed, date = command("study", "methods", **words), time.strftime("%Y-%m-%d", time.gmtime())
+    answer = Influences(found, profile.workload, there.name, batch, date, typed, tuple(filter(None, [output])))
+    if output:
+        answer.save(output)
     return answer
 
 

@@ -35,7 +35,7 @@ def offloaded(plan: Plan, profile: Profile, cluster: Cluster, batch: int) -> Pre
     found = predict(plan, profile, cluster, batch)
     if found.fits:
         return found
-    most = _most(plan, profile, cluster, batch)
+    most = all_away(plan, profile, cluster, batch)
     if not most.away:
         return found
     least = predict(most, profile, cluster, batch)
@@ -58,7 +58,7 @@ def offloaded(plan: Plan, profile: Profile, cluster: Cluster, batch: int) -> Pre
     return least
 
 
-def _most(plan: Plan, profile: Profile, cluster: Cluster, batch: int) -> Plan:
+def all_away(plan: Plan, profile: Profile, cluster: Cluster, batch: int) -> Plan:
     """The plan with everything away that can be."""
     sketch = replace(plan, away=((1,),) * plan.depth)  # so that its passes are in sections
     layout = Layout(sketch, profile, batch, backend(cluster.backend), (0,))
