@@ -20,6 +20,7 @@ EVIDENCE = pytest.StashKey[evidence.Evidence]()
 
 def pytest_addoption(parser):
     parser.addoption("--write-evidence", action="store_true", help="rewrite plan/evidence.json from the markers")
+    parser.addoption("--kills", help="a file that keeps what became of each run whose worker was killed")
     parser.addoption("--measured", help="a folder with published measurements, for tests that hold against them")
 
 

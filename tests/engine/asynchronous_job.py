@@ -23,6 +23,7 @@ class Found:
     state: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     record: list[Applied] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    sent: dict[int, int] = field(default_factory=dict)  # bytes, by operation
 
 
 def train(
@@ -44,7 +45,7 @@ def train(
         losses.append(trainer.step(job.inputs(samples, seed=number)).loss)
     dist.barrier()
     found = Found({n: p.detach().clone() for n, p in trainer.parameters.items()}, losses)
-    found.events = trainer.events(sizes[-1])
+    found.events, found.sent = trainer.events(sizes[-1]), dict(trainer.part.transport.sent)
     trainer.close()
     if trainer.server is not None and trainer.part.shard is not None:
         shard = trainer.part.shard

@@ -2,37 +2,52 @@
 
 VICTIM=1 AT=17 python -m tests.engine.killed JOB      rank 1 is killed before its 17th operation
 VICTIM=1 AT=17 STALL=0.5 …                            … or stops there for half a second
+
+Before its end the victim writes what it came to, and how many of its pushes were answered, beside its job.
 """
 
+import json
 import os
 import signal
+import sys
 import time
-from typing import Any
+from pathlib import Path
 
 from trainplan.engine import handlers, runner, worker
+from trainplan.engine.instructions import Instruction
+from trainplan.program.ops import Kind
 
+LAST_WORDS = "last-words.json"
 _run, _push = runner.Runner._run, handlers.push
 _count = 0
+_answered = 0  # pushes whose weights have begun to come back
 
 
-def _come_to_grief() -> None:
+def _come_to_grief(running: runner.Runner, op: Instruction) -> None:
     global _count
     _count += 1
     if _count == int(os.environ["AT"]):
         if "STALL" not in os.environ:
+            words = {"operation": running.program.name(op.op), "step": running.current.number, "answered": _answered}
+            Path(sys.argv[1]).with_name(LAST_WORDS).write_text(json.dumps(words))
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(float(os.environ["STALL"]))
 
 
 def run(self: runner.Runner, place: int, state: runner.StepState) -> int:
-    _come_to_grief()
-    return _run(self, place, state)
+    global _answered
+    op = self.list[place]
+    _come_to_grief(self, op)
+    taken = _run(self, place, state)
+    if op.kind is Kind.RECV_W:
+        _answered = state.number + 1
+    return taken
 
 
-def push(*arguments: Any) -> None:
+def push(running: runner.Runner, op: Instruction, place: int) -> None:
     """Pushes go out during backward, which is one call."""
-    _come_to_grief()
-    _push(*arguments)
+    _come_to_grief(running, op)
+    _push(running, op, place)
 
 
 if __name__ == "__main__":

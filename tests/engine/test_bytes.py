@@ -3,34 +3,55 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from tests.engine import jobs
+from tests.engine import asynchronous_job, jobs
 from tests.engine.systems import BLOCKS
+from tests.engine.test_timeline import agreed
 from trainplan.bench.pool import pool
 from trainplan.engine.exchanges import Sums
 from trainplan.engine.trainer import Trainer
 from trainplan.engine.transport import Gloo
 from trainplan.plan.plan import Plan, plan
+from trainplan.plan.rules import DECIDED
+from trainplan.profile.capture.captured import capture
+from trainplan.profile.structure import structure
 from trainplan.program.exchanges import BY_ROUNDS, HIERARCHICAL, gloo, rounds_of
 from trainplan.program.exchanges.rounds import sent as sent_in
-from trainplan.program.ops import SENDS
+from trainplan.program.lower import lower
+from trainplan.program.ops import SENDS, SHARED_OUT, Kind
+from trainplan.program.program import Program
 from trainplan.program.traffic import sent, sent_by_rank
 from trainplan.units import MIB
+from trainplan.workload.workload import Batch
 
 # -- what we send ourselves ----------------------------------------------------------------------------------------
 
 
+DECIDING = {
+    "horovod": {"threshold": 400, "cycle": 1e-3},
+    "p3": {"slice": 40},
+    "bytescheduler": {"slice": 40, "credit": 60},
+    "pace": {"slice": 60, "fused": (5, 5, 5)},
+}
+
+
 def plans(world: int) -> list[Plan]:
-    """Every exchange on so many replicas, and pipelines; on two ranks servers, on four replicated pipelines, too."""
+    """Every exchange on so many replicas, those that share out their states, and pipelines; on two ranks servers, on
+    four replicated pipelines, too."""
     blocks = BLOCKS["tied"]
     words = [word for word in BY_ROUNDS if word != HIERARCHICAL or world == 4]
     node = {word: 2 if word == HIERARCHICAL else 0 for word in words}
     found = [plan(dp=world, micro=2, bucket=200, exchange=word, node=node[word], blocks=blocks) for word in words]
+    if world < 4:
+        found += [plan(dp=world, exchange=word, blocks=blocks, **numbers) for word, numbers in DECIDING.items()]
+        found += [plan(dp=world, zero=stage, bucket=300, micro=2, blocks=blocks) for stage in (1, 2, 3)]
     cuts = {2: (4,), 3: (2, 5), 4: (2, 4, 6)}[world]
     found.append(plan(pp=world, micro=3, schedule="1f1b", stages=cuts, blocks=blocks))
     if world == 2:
@@ -41,13 +62,15 @@ def plans(world: int) -> list[Plan]:
         found.append(plan(exchange="ps-bsp", servers=2, split=8, blocks=blocks, **stages))
         both = {"dp": 2, "pp": 2, "micro": 2, "schedule": "1f1b", "stages": (4,), "blocks": blocks, "bucket": 200}
         found += [plan(exchange=word, **both) for word in ("all-reduce", "ring", "tree")]
-        found.append(plan(exchange="horovod", threshold=400, cycle=1e-3, **both))
+        found.append(plan(exchange="horovod", **DECIDING["horovod"], **both))
+        found.append(plan(dp=4, zero=3, shard=2, bucket=300, blocks=blocks))
     return found
 
 
-def counted(rank: int, world: int, several: list[Plan]) -> list[tuple[dict[int, int], dict[int, int], int]]:
+def counted(rank: int, world: int, several: list[Plan]) -> list[tuple[dict[str, int], dict[str, int], int]]:
     """Of one step of each plan, by operation: bytes that this rank was counted to send, bytes that it was to send; and
-    all that it was to send, with what gloo sends for it."""
+    all that it was to send, with what gloo sends for it. What ranks tell each other, where that is decided while
+    running, is counted as one."""
     found = []
     for one in several:
         job, model, captured = jobs.built("tied", "sgd")
@@ -55,17 +78,44 @@ def counted(rank: int, world: int, several: list[Plan]) -> list[tuple[dict[int, 
         batch = job.inputs(9, 0)  # uneven parts
         trainer.step(batch)
         transport, program = trainer.part.transport, trainer.program(9)
+        name = program.name
         transport.sent.clear()
+        told = -telling(trainer)
+        if one.exchange in DECIDED:
+            trainer.record()
         trainer.step(batch)
-        ours = [
-            op for op in program.ops()
-            if op.key.kind in SENDS or program.classes[program.cost[op.id]].by in BY_ROUNDS
-        ]  # fmt: skip
-        planned = Counter({op.id: sent(program, op.id).get(rank, 0) for op in ours})
-        found.append((dict(+transport.sent), dict(+planned), int(sent_by_rank(program)[rank])))
+        if one.exchange in DECIDED:
+            told += telling(trainer)
+            program = decided(trainer, world, 9)
+        real = Counter({name(op): size for op, size in transport.sent.items()})
+        real["told"] = told
+        planned: Counter[str] = Counter()
+        for op in (op for op in program.ops() if is_ours(program, op.id)):
+            planned["told" if op.key.kind is Kind.NEGOTIATE else str(op)] += sent(program, op.id).get(rank, 0)
+        found.append((dict(+real), dict(+planned), int(sent_by_rank(program)[rank])))
         dist.barrier()
         trainer.close()
     return found
+
+
+def is_ours(program: Program, op: int) -> bool:
+    """Whether we send the messages of an operation, and not the backend."""
+    kind = Kind(program.kind[op])
+    by_us = program.classes[program.cost[op]].by in BY_ROUNDS
+    return by_us or kind in (*SENDS, *SHARED_OUT, Kind.NEGOTIATE)
+
+
+def telling(trainer: Trainer) -> int:
+    """Bytes that this rank has sent to tell others what is ready."""
+    trainer.settle()
+    return sum(exchange.bits.sent for exchange in trainer.part.exchanges.values())
+
+
+def decided(trainer: Trainer, world: int, batch: int) -> Program:
+    """The program of the recorded step, with what all ranks decided in it."""
+    everybody: list = [None] * world
+    dist.all_gather_object(everybody, list(trainer.agendas))
+    return lower(trainer.plan, trainer.shape, batch, agendas=agreed(everybody))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -78,6 +128,34 @@ def test_what_is_counted_is_what_the_program_says(world: int) -> None:
             real, planned, whole = measured[number]
             assert real == planned, f"{one} on rank {rank}"
             assert sum(planned.values()) <= whole
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        pytest.param({"exchange": word, "dp": 2, "bound": bound}, marks=pytest.mark.system(word, "P"), id=word)
+        for word, bound in (("ps-asp", ()), ("ssp", (1,)), ("dssp", (0, 2)))
+    ],
+)
+def test_what_servers_send_is_what_their_record_says(choices: dict) -> None:
+    """A worker sends its gradients once a step; a server sends weights as often as its record says that it released
+    somebody, and to whom. By operation, to the byte."""
+    one = plan(servers=2, split=8, bucket=300, blocks=BLOCKS["tied"], **choices)
+    sizes, pauses = [8, 9, 8], [0.0, 0.02]
+    ranks = pool(one.world).run(asynchronous_job.train, "tied", "sgd", one, sizes, {}, pauses, None)
+    job, _, captured = jobs.built("tied", "sgd")
+    program = lower(one, structure(captured, job, job.inputs(2, 0)), sizes[0])
+    for rank, found in enumerate(ranks):
+        times = Counter(dict.fromkeys(range(one.world), len(sizes)))
+        if rank >= one.workers:
+            times = Counter(worker for entry in found.record for worker in entry.released)
+        planned = {
+            op: times[int(program.peer[op])] * sent(program, op)[rank]
+            for op in program.lists.row(rank).tolist()
+            if Kind(program.kind[op]) in SENDS
+        }
+        assert found.sent == planned
+        assert sum(planned.values()) > 0
 
 
 # -- what the interface saw ----------------------------------------------------------------------------------------
@@ -168,3 +246,59 @@ def test_the_interface_carries_what_the_account_says(word: str) -> None:
         return ranks[0][1:]
 
     carried(expected, attempt)
+
+
+STEPS = [
+    plan(dp=2, exchange="ps-bsp", servers=1, bucket=MIB, blocks=3),
+    plan(dp=2, exchange="ps-asp", servers=1, bucket=MIB, blocks=3),
+    plan(dp=3, exchange="dataparallel", bucket=MIB, preload="off", blocks=3),
+    plan(dp=3, exchange="p3", slice=600_000, blocks=3),
+    plan(dp=3, zero=3, bucket=MIB, blocks=3),
+]
+
+
+def stepped(rank: int, world: int, one: Plan) -> tuple[int, int, int]:
+    """Of a step with a model of 3 MiB: bytes that all ranks send by the program; those on the interface meanwhile, and
+    in as long a time after it."""
+    job = jobs.workload("chain")
+    job = replace(job, build=lambda: nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))), inputs=vectors)
+    torch.manual_seed(3)
+    model = job.build()
+    captured = capture(model, job.inputs(2, 0), job.loss)
+    trainer = Trainer(one, job, captured, lambda names: jobs.values_of(model))
+    trainer.step(job.inputs(6, 0))
+    program = trainer.program(6)
+    if one.exchange in DECIDED:
+        trainer.record()
+    dist.barrier()
+    before, began = loopback(), time.perf_counter()
+    dist.barrier()
+    trainer.step(job.inputs(6, 1))
+    trainer.settle()
+    dist.barrier()
+    after = loopback()
+    time.sleep(time.perf_counter() - began)
+    beside = loopback() - after
+    if one.exchange in DECIDED:
+        program = decided(trainer, world, 6)
+    dist.barrier()
+    trainer.close()
+    return int(sent_by_rank(program).sum()), after - before, beside
+
+
+def vectors(samples: int, seed: int) -> Batch:
+    """Inputs and targets of the wide model."""
+    numbers = torch.Generator().manual_seed(seed)
+    inputs, targets = (torch.randn(samples, 512, generator=numbers) for _ in range(2))
+    return Batch(samples, args=(inputs,), targets=targets)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("one", STEPS, ids=lambda one: one.exchange if not one.zero else f"zero={one.zero}")
+def test_the_interface_carries_a_step(one: Plan) -> None:
+    """Servers, the root of nn.DataParallel, slices by priority, and shares: all that a step sends."""
+    if not LOOPBACK.exists():
+        pytest.skip(f"{LOOPBACK} cannot be read")
+    expected = pool(one.world).run(stepped, one)[0][0]
+    assert expected > 6 * MIB
+    carried(expected, lambda: pool(one.world).run(stepped, one)[0][1:])

@@ -1,12 +1,18 @@
 """Asynchronous servers under our own launcher: a worker that dies takes nobody with it, and nothing applied is lost."""
 
+import json
 import os
+import platform
 import random
+import re
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.engine.killed import LAST_WORDS
 from trainplan.engine.asynchronous import Applied, histogram, load
 from trainplan.engine.compare import compare, replayed
 from trainplan.engine.independent import run_each
@@ -14,11 +20,13 @@ from trainplan.engine.job import Job
 from trainplan.engine.launch import environment, gather, start
 from trainplan.engine.measurement import RunResult
 from trainplan.engine.worker import in_double
+from trainplan.engine.world import TIMEOUT
 from trainplan.errors import RunError
 from trainplan.plan.plan import Plan, plan
-from trainplan.plan.text import to_json
+from trainplan.plan.text import brief, to_json
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.materialise import Skeleton
+from trainplan.profile.machine import describe
 from trainplan.workload.load import load as load_workload
 
 MODEL = f"{Path(__file__).parent / 'user_model.py'}:build"
@@ -54,24 +62,86 @@ def replays(chosen: Plan, folder: Path) -> list[list[Applied]]:
     return [load(folder / f"arrivals-{server}.json") for server in range(chosen.servers)]
 
 
+# -- workers that are killed ----------------------------------------------------------------------------------------
+
+SEEDS = 50
+KEPT = ROOT / "benchmarks/data/kills.json"
+COMMAND = f'pytest tests/engine/test_killed.py -k is_killed -m "slow or not slow" --kills {KEPT.relative_to(ROOT)}'
+
+
+def drawn(seed: int) -> tuple[int, int]:
+    """Who is killed, and before which of its operations."""
+    draw = random.Random(seed)
+    return draw.randrange(ASP.dp), draw.randint(1, OPERATIONS)
+
+
+def keep(path: str | None, row: dict[str, Any]) -> None:
+    """Put what became of a run into the file, beside those of other seeds."""
+    if path is None:
+        return
+    file = Path(path)
+    rows = [r for r in json.loads(file.read_text())["rows"] if r["seed"] != row["seed"]] if file.exists() else []
+    about = {
+        "machine": describe(torch.device("cpu")), "torch": torch.__version__, "python": platform.python_version(),
+        "made": time.strftime("%Y-%m-%d", time.gmtime()), "command": COMMAND, "plan": brief(ASP), "steps": STEPS,
+    }  # fmt: skip
+    rows = sorted([*rows, row], key=lambda r: r["seed"])
+    file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+
+
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))], ids=lambda s: f"ps-asp-{s}"
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, SEEDS))], ids=lambda s: f"ps-asp-{s}"
 )
 @pytest.mark.system("ps-asp", "R")
 @pytest.mark.usefixtures("quick_start")
-def test_a_worker_is_killed(seed: int, tmp_path: Path) -> None:
-    """At an operation drawn by lot: the run ends, the others have done all their steps, and the record replays to the
-    weights: every push that was applied is in them, and no half of one."""
-    draw = random.Random(seed)
-    victim, at = draw.randrange(ASP.dp), draw.randint(1, OPERATIONS)
-    result = ran(ASP, tmp_path, VICTIM=str(victim), AT=str(at))
-    assert result.lost == [victim]
-    (record,) = replays(ASP, tmp_path)
-    pushed = {worker: [e.number for e in record if e.worker == worker] for worker in range(ASP.dp)}
-    assert all(pushed[worker] == list(range(STEPS)) for worker in range(ASP.dp) if worker != victim)
-    assert pushed[victim] == list(range(len(pushed[victim])))
+def test_a_worker_is_killed(seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """At an operation drawn by lot: the run ends, the others have done all their steps, the record has every push that
+    the victim had an answer to, and replays to the weights: what was applied is in them, and no half of a push."""
+    victim, at = drawn(seed)
+    row: dict[str, Any] = {"seed": seed, "victim": victim, "at": at, "ended": False}
+    began = time.monotonic()
+    try:
+        result = ran(ASP, tmp_path, VICTIM=str(victim), AT=str(at))
+        row |= {"ended": True, "lost": result.lost, **json.loads((tmp_path / LAST_WORDS).read_text())}
+        applied = [e for e in load(tmp_path / "arrivals-0.json") if e.worker >= 0]
+        row |= {"applied": [sum(e.worker == worker for e in applied) for worker in range(ASP.dp)]}
+        (record,) = replays(ASP, tmp_path)
+        row |= {"found": sum(histogram(record).values())}  # updates that lead to the weights which are there
+    finally:
+        keep(request.config.getoption("--kills"), row | {"seconds": round(time.monotonic() - began, 1)})
+    held(row)
     assert len(result.losses) == STEPS
-    assert sum(histogram(record).values()) == sum(map(len, pushed.values()))
+    pushed = [[e.number for e in record if e.worker == worker] for worker in range(ASP.dp)]
+    assert pushed == [list(range(count)) for count in row["applied"]]
+
+
+def held(row: dict[str, Any]) -> None:
+    """What became of a run is what should."""
+    victim, at = drawn(row["seed"])
+    assert (row["victim"], row["at"]) == (victim, at)
+    assert row["ended"]
+    assert row["lost"] == [victim]
+    assert row["step"] == (at - 1) // (OPERATIONS // STEPS)
+    assert row["found"] == sum(row["applied"])
+    for worker, applied in enumerate(row["applied"]):
+        if worker != victim:
+            assert applied == STEPS
+        else:  # what it had an answer to was applied; of what it never sent nothing can be
+            assert row["answered"] <= applied <= row["step"] + 1
+
+
+def test_fifty_workers_were_killed() -> None:
+    """The record of all seeds, of which this suite runs one: none hung, and no update that was applied was lost."""
+    kept = json.loads(KEPT.read_text())
+    assert (kept["command"], kept["plan"], kept["steps"]) == (COMMAND, brief(ASP), STEPS)
+    assert [row["seed"] for row in kept["rows"]] == list(range(SEEDS))
+    for row in kept["rows"]:
+        held(row)
+        assert row["seconds"] < TIMEOUT.total_seconds()  # no rank waited until it was told to stop waiting
+    kinds = {re.sub(r"[^A-Z_]", "", row["operation"]) for row in kept["rows"]}
+    assert kinds == {"F", "B", "SEND_G", "RECV_W"}  # the lot fell on every kind
+    partly = [row for row in kept["rows"] if row["applied"][row["victim"]] < row["step"] + 1]
+    assert any("SEND_G" in row["operation"] for row in partly)  # some died with a push half sent
 
 
 @pytest.mark.system("ssp", "R")

@@ -186,7 +186,7 @@ class Server:
                 start, op = now(), self._ops[Kind.SEND_W, load.unit, worker]
                 copies = [tensor.clone() for tensor in self.shard.tensors(load)]
                 tag = served_tag(self.layout, load.unit, False)
-                self._sent[worker].append(self.transport.send(copies, worker, tag))
+                self._sent[worker].append(self.transport.send(copies, worker, tag, op.op))
                 number = int(self.state.clock[worker]) - 1
                 self.rows.append((number, op.op, start, now(), sum(copy.nbytes for copy in copies)))
         except RuntimeError:

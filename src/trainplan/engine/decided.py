@@ -50,7 +50,7 @@ class Exchange:
         self._parts_of: dict[int, list[int]] = {}
         for number, part in enumerate(parts):
             self._parts_of.setdefault(part.bucket, []).append(number)
-        self._bits, self._sums = bits, sums
+        self.bits, self._sums = bits, sums
         self._change = threading.Condition()
         self._step, self._busy = -1, False  # the one that goes on, and whether it does
         self._opened = 0.0
@@ -109,7 +109,7 @@ class Exchange:
         with self._change:
             self._ends = True
             self._change.notify_all()
-        self._bits.close()
+        self.bits.close()
         if self._sums is not None:
             dist.destroy_process_group(self._sums)
 
@@ -159,7 +159,7 @@ class Exchange:
         last, told = self._opened, None
         while self._left:
             number = len(agenda)
-            self._bits.expect()
+            self.bits.expect()
             if self.rule.fuses:
                 began, last = last, self._cycle(last)
                 self.note(step, Kind.TICK, number, began, last, 0)
@@ -216,7 +216,7 @@ class Exchange:
         mine = _STATUS | sum(1 << (STATUS_BITS + part) for part in ready)
         if self.rule.several:
             mine |= sum(1 << (STATUS_BITS + count + part) for part in landed)
-        both = self._bits.tell(mine) >> STATUS_BITS
+        both = self.bits.tell(mine) >> STATUS_BITS
         common = {part for part in ready if both >> part & 1}
         if not self.rule.several:
             return common, landed

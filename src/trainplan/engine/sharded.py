@@ -96,7 +96,7 @@ def gather(run: Runner, op: Instruction, place: int) -> None:
     """Start gathering the weights of a unit; the first piece that reads them waits."""
     shards = _shards(run, op)
     start, flat = now(), shards.open(op.unit)
-    works = run.part.transport.all_gather(flat, shards.own[op.unit], run.part.groups[op.group])
+    works = run.part.transport.all_gather(flat, shards.own[op.unit], run.part.groups[op.group], op.op)
     await_later(run, op, noted(run, op, lambda: start, works, flat.nbytes))
     if shards.zero == 3:
         run.current.values[op.made[0]] = Gathered(shards, op.unit)
@@ -108,7 +108,8 @@ def scatter(run: Runner, op: Instruction, place: int) -> None:
     assert chain is not None  # there is one where anything is shared out
     start, flat = now(), shards.to_scatter(op.unit)
     size, own = flat.nbytes, shards.own_gradient(op.unit)
-    works, total = run.part.transport.reduce_scatter(flat, shards.units[op.unit].sharers, run.part.groups[op.group])
+    sharers, group = shards.units[op.unit].sharers, run.part.groups[op.group]
+    works, total = run.part.transport.reduce_scatter(flat, sharers, group, op.op)
 
     def finish() -> None:
         works.wait()

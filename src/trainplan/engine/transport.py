@@ -7,7 +7,8 @@
   itself not above one rank.
 
 Sums that we make ourselves are rounds of messages within their group (`exchanges.py`), which have tags of their own
-there; with NCCL a round is one batch. What is sent is counted, by operation of the program.
+there; with NCCL a round is one batch. What we send ourselves is counted, by operation of the program; what gloo or NCCL
+send to make a sum is theirs.
 
 With gloo every message has a tag made of (trainer, edge, micro-batch, direction, tensor), so the order in which the two
 ends post their halves does not matter, nor what a trainer before this one has left behind. NCCL has none:
@@ -194,17 +195,19 @@ class Gloo:
         assert work is not None  # async_op gives a handle to every member
         return work
 
-    def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:
+    def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None, op: int = -1) -> Works:
         """Everybody's share, one after the other, into `whole`; `own` may be a part of it."""
+        self.sent[op] += whole.nbytes - own.nbytes
         self._gathers = self._gathers or Arrivals(1)
         return Watched(self._gathers.watch(Works(shares.gather(whole, own, group))), [whole, own])
 
     def reduce_scatter(
-        self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None
+        self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None, op: int = -1
     ) -> tuple[Works, Callable[[Tensor, bool], None]]:
         """Everybody's share of the sum: what goes on, and what puts (or adds) the share into its place once it is
         over."""
         works, mine, received = shares.scatter(flat, group)
+        self.sent[op] += flat.nbytes - mine.nbytes
         return Works(works, [flat, received]), _total(mine, received)
 
     def barrier(self, group: dist.ProcessGroup | None) -> dist.Work:
@@ -244,13 +247,15 @@ class Staged(Gloo):
             [w for w in works if w is not None], host, lambda: [t.to(self.device, non_blocking=True) for t in host]
         )
 
-    def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:
+    def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None, op: int = -1) -> Works:
+        self.sent[op] += whole.nbytes - own.nbytes
         return Watched(self._staging("gather").gather(whole, own, group), [whole, own])
 
     def reduce_scatter(
-        self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None
+        self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None, op: int = -1
     ) -> tuple[Works, Callable[[Tensor, bool], None]]:
         over, mine, received = self._staging("scatter").scatter(flat, group)
+        self.sent[op] += flat.nbytes - mine.nbytes
         return Watched(over, [flat, received]), _total(mine, received)
 
     def _staging(self, what: str) -> Staging:
@@ -293,11 +298,11 @@ class Nccl(Gloo):
         self._links: dict[tuple[int, int], dist.ProcessGroup | None] = {}
         self._channels: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
-    def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Works:
+    def all_gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None, op: int = -1) -> Works:
         return _gathering(whole, own, group)
 
     def reduce_scatter(
-        self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None
+        self, flat: Tensor, sharers: int, group: dist.ProcessGroup | None, op: int = -1
     ) -> tuple[Works, Callable[[Tensor, bool], None]]:
         received = flat.new_empty(flat.numel() // sharers)
         work = dist.reduce_scatter_tensor(received, flat, group=group, async_op=True)
