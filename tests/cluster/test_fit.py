@@ -56,6 +56,13 @@ def test_a_collective_lasts_from_the_last_arrival_to_the_last_departure():
     assert curve.seconds == (1.0, 5.0)  # medians of (1.0, 1.0) and of (4.0, 6.0)
 
 
+def test_groups_that_are_at_it_at_once_have_curves_of_their_own():
+    samples = {"all_gather.2.4": [(0.0, 1.0)], "all_gather.2.4.2": [(0.0, 1.5)], "all_gather.2.8.2": [(0.0, 3.0)]}
+    alone, beside = fit.collectives([samples, samples, samples, samples])
+    assert (alone.groups, alone.bytes, alone.seconds) == (1, (4,), (1.0,))
+    assert (beside.groups, beside.bytes, beside.seconds) == (2, (4, 8), (1.5, 3.0))
+
+
 def test_messages_of_every_pair():
     first = {"p2p.0.1.1": [1.0, 3.0, 2.0], "p2p.0.1.100": [4.0], "p2p.0.2.1": [1.0], "p2p.0.2.100": [40.0]}
     curves = fit.messages([first, {"p2p.1.2.1": [3.0], "p2p.1.2.100": [5.0]}, {}])

@@ -83,15 +83,27 @@ def test_two_workers(measured):
 
 def test_curves_cover_every_collective_and_size(measured):
     found, _, _ = measured
-    kinds = {(curve.op, curve.ranks) for curve in found.collectives}
-    assert kinds == {(op, 2) for op in ("p2p", "all_reduce", "all_gather", "reduce_scatter", "broadcast")}
+    parts = {"round", "add", "hub"}  # of what we sum ourselves
+    kinds = {(curve.op, curve.ranks, curve.groups) for curve in found.collectives}
+    assert kinds == {(op, 2, 1) for op in ("p2p", "all_reduce", "all_gather", "reduce_scatter", "broadcast", *parts)}
     for curve in found.collectives:
-        assert curve.bytes[0] <= 8
+        assert curve.bytes[0] <= (4096 if curve.op in parts else 8)
         assert curve.bytes[-1] == 32 * 2**20
         assert list(curve.bytes) == sorted(curve.bytes)
         assert all(0 < seconds < 10 for seconds in curve.seconds)
         # 32 MiB through one machine's memory takes longer than nothing, whatever else runs here.
         assert curve.seconds[-1] > 2 * min(curve.seconds[:3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "groups"), [(5, {2: 2, 4: 1}), (8, {2: 4, 4: 2})])
+def test_groups_that_are_at_it_at_once(workers: int, groups: dict[int, int], cache):
+    """Of as many ranks as fit into the team; whoever is left over waits."""
+    found = probe(workers, quick=True, cache=False)
+    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        most = {curve.ranks: curve.groups for curve in found.collectives if curve.op == op}
+        assert most == {**groups, workers: 1}
+    assert not _children()
 
 
 def test_it_says_on_what_and_when(measured):

@@ -2,13 +2,14 @@
 
 import resource
 import threading
+from collections import defaultdict
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from trainplan.bench.pool import pool
-from trainplan.cluster.probe import fit, parts
+from trainplan.cluster.probe import fit, messages, parts
 from trainplan.cluster.probe.staging import Staging
 from trainplan.cluster.probe.team import Team
 
@@ -69,7 +70,7 @@ def measured(rank: int, world: int) -> fit.Samples:
 
 def test_parts_of_rounds_are_curves_of_the_cluster() -> None:
     curves = fit.collectives(pool(2).run(measured))
-    assert [(curve.op, curve.ranks, curve.bytes) for curve in curves] == [(op, 2, parts.SIZES) for op in parts.PARTS]
+    assert [(curve.op, curve.ranks, curve.bytes) for curve in curves] == [(op, 2, parts.SIZES) for op in parts.PARTS[1:]]
     assert all(seconds > 0 for curve in curves for seconds in curve.seconds)
     assert all(curve.seconds[-1] > curve.seconds[0] for curve in curves)  # 32 MiB and 4 KiB
 
@@ -95,3 +96,18 @@ def test_threads_of_a_worker_keep_their_memory() -> None:
         if not any(found):
             pytest.skip("this system does not count page faults")
         assert sum(found[20:]) < 20 * 2**11 / 4  # of as many pages as 8 MiB have
+
+
+def _a_round(rank: int, world: int) -> dict[str, list]:
+    """What one worker of a team finds in a round of messages."""
+    found = defaultdict(list)
+    team = Team(rank, world, CPU, "gloo", dist.group.WORLD)
+    messages.prepare(team, quick=True)(lambda name, sample: found[name].append(sample))
+    return dict(found)
+
+
+def test_groups_of_two_among_four():
+    curves = fit.collectives(pool(4).run(_a_round))
+    beside = {(curve.op, curve.ranks, curve.groups) for curve in curves if curve.groups > 1}
+    assert beside == {(op, 2, 2) for op in ("all_reduce", "all_gather", "reduce_scatter")}
+    assert all(curve.bytes == (2**20, 8 * 2**20, 32 * 2**20) for curve in curves if curve.groups > 1)

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synthetic import chain
+from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
 from trainplan.plan.plan import Plan, plan
 from trainplan.predict.clock import play, seconds_by_kind
-from trainplan.predict.predict import step_seconds
+from trainplan.predict.predict import predict, step_seconds
 from trainplan.profile.profile import Parameter, Profile
 from trainplan.program.check import check
 from trainplan.program.lower import lower
@@ -130,3 +131,20 @@ def test_all_but_the_first_gather_and_the_last_scatter_is_hidden(zero: int) -> N
         assert step(3.0, 0.5) == blocks * 3 + 1 + blocks * 2 + 0.5 + 0.25
     else:  # all gathers but one twice, without a gap, and what comes after the last of them
         assert step(3.0, 0.5) == (2 * blocks - 1) * 3.0 + (blocks - 2) * 0.5 + 2.0 + 0.5 + 0.25
+
+
+def test_groups_of_a_node_share_its_cores_and_memory() -> None:
+    """Where two groups at once take 1.5 times as long as one, a step that is nothing but exchanges does, too; and in a
+    larger team three groups ask for more than two did, and get no more."""
+    profile = chain(1, forward=1e-9, backward=1e-9, weights=10**6)  # one block: one exchange at a time
+    ops = ("all_gather", "reduce_scatter", "all_reduce")
+    alone = [Curve(op, 2, (0, 10**6), (0.0, 1.0)) for op in ops]
+    beside = [Curve(op, 2, (0, 10**6), (0.0, 1.5), groups=2) for op in ops]
+    for replicas, longer in ((2, 1.0), (4, 1.5), (6, 2.25)):
+        device = Device("cpu", 2**40, {"fp32": 1e15}, memory_rate=1e18)
+        node = Node("node", (device,) * replicas, Link("loopback", 0.0, 1e12))
+        here = Cluster("here", (node,), "gloo", tuple(alone))
+        chosen = plan(dp=replicas, blocks=1, zero=3, shard=2, bucket=10**6)
+        before = predict(chosen, profile, here, replicas).step_s
+        after = predict(chosen, profile, replace(here, collectives=(*alone, *beside)), replicas).step_s
+        assert after == pytest.approx(longer * before, rel=0.01)

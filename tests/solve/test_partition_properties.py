@@ -69,7 +69,8 @@ def test_answers_are_partitions(name, seed):
         assert len(set(used)) == len(used)
         assert set(used) <= set(range(given.devices))
     assert set(found.recompute) <= set(range(given.blocks))
-    assert 0 < found.value < math.inf
+    assert 0 <= found.value < math.inf
+    assert found.value > 0 or name == "pipemare"  # which weighs stages, and blocks may have no weights
 
 
 FAIR = ("pipedream", "pipedream-code", "piper", "2bw", "hetpipe", "pipe-torch", "chimera")

@@ -86,6 +86,7 @@ class Curve:
     ranks: int
     bytes: tuple[int, ...]
     seconds: tuple[float, ...]
+    groups: int = 1  # that were at it at the same time, of as many ranks each, on one node
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def _read_collectives(data: Any, where: str) -> tuple[Curve, ...]:
     curves = []
     for number, item in enumerate(reading.items(data, where) if data else []):
         place = f"{where}[{number}]"
-        item = reading.mapping(item, place, ("op", "ranks", "bytes", "seconds"))
+        item = reading.mapping(item, place, ("op", "ranks", "bytes", "seconds", "groups"))
         missing = {"op", "ranks", "bytes", "seconds"} - set(item)
         if missing:
             raise InputError(place, f"missing: {', '.join(sorted(missing))}")
@@ -192,7 +192,8 @@ def _read_collectives(data: Any, where: str) -> tuple[Curve, ...]:
         if len(sizes) != len(times) or sizes != sorted(set(sizes)):
             raise InputError(place, f"{len(sizes)} sizes and {len(times)} times", "as many times as ascending sizes")
         ranks, _ = reading.sourced(item["ranks"], f"{place}.ranks", lambda value: reading.whole(value, 2))
-        curves.append(Curve(reading.text(item["op"], f"{place}.op"), ranks, tuple(sizes), tuple(times)))
+        groups, _ = reading.sourced(item.get("groups", 1), f"{place}.groups", lambda value: reading.whole(value, 1))
+        curves.append(Curve(reading.text(item["op"], f"{place}.op"), ranks, tuple(sizes), tuple(times), groups))
     return tuple(curves)
 
 

@@ -1,8 +1,9 @@
 """Which operations of a program meet at the network cards of the nodes.
 
 A card is shared by everything that leaves its node (or comes in) at a moment; the port of a single device by what goes
-to a parameter server, or comes from it. Where replicas are alike and only the
-first is played, its messages stand for those of all: they meet the others' at the card.
+to a parameter server, or comes from it; a node's cores and memory by the collectives of its groups, where a probe has
+found out how. Where replicas are alike and only the first is played, its messages stand for those of all: they meet the
+others' at the card.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from trainplan.predict.collectives import (
     all_reduce,
     cards_between,
     curve_of,
+    host_card,
     message,
     on_curve,
     reduce_scatter,
 )
-from trainplan.predict.exchanges import summed
+from trainplan.predict.exchanges import between_hosts, summed
 from trainplan.predict.flows import Flows
 from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower.backend import backend
@@ -77,7 +79,8 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
     start = np.concatenate([[0], np.cumsum(count[cost])])
     which = np.repeat(begin[cost] - start[:-1], count[cost]) + np.arange(start[-1])
     lead = np.array([seconds for seconds, _ in found])
-    return Flows(start, items[which], share[which], lead[cost], 2 * (len(cluster.nodes) + cluster.world))
+    cards = host_card(cluster, cluster.world - 1) + 1  # the last one
+    return Flows(start, items[which], share[which], lead[cost], cards)
 
 
 def _at_ports(c: CostClass, cluster: Cluster, lead: float, cards: Shares) -> tuple[float, Shares]:
@@ -101,12 +104,10 @@ def _hub(cluster: Cluster, size: int) -> float | None:
     """The share of a rank's port, in and out alike, that a message asks for where gloo's one thread carries both: what
     a probe found when one rank exchanges messages with all others, of what as many take one after the other."""
     found = [c for c in cluster.collectives if c.op == "hub"]
-    one = curve_of(cluster, "p2p", 2)
-    if not found or one is None:
+    if not found or curve_of(cluster, "p2p", 2) is None:
         return None
     curve = max(found, key=lambda c: c.ranks)
-    alone = on_curve(one, size) - 2 * size / cluster.device(0).host_rate
-    return min(1.0, on_curve(curve, size) / (2 * (curve.ranks - 1) * alone))
+    return min(1.0, on_curve(curve, size) / (2 * (curve.ranks - 1) * between_hosts(cluster, size)))
 
 
 def _slices(plan: Plan, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -131,8 +132,9 @@ def _beside(plan: Plan, program: Program, c: CostClass) -> list[tuple[int, ...]]
 
 
 def shares_cards(cluster: Cluster) -> bool:
-    """Whether the devices of a node share a way out."""
-    return any(node.network is not None and node.network.shared for node in cluster.nodes)
+    """Whether the devices of a node share a way out, or what groups of them do at once was measured."""
+    way_out = any(node.network is not None and node.network.shared for node in cluster.nodes)
+    return way_out or any(curve.groups > 1 for curve in cluster.collectives)
 
 
 def _together(talks: list[Talk]) -> tuple[float, Shares]:

@@ -11,6 +11,9 @@ First principles for an all-reduce of B bytes on W ranks, of which m sit on each
 
 gloo runs the ring. NCCL chooses, and uses all cards that there are: the faster of the two; over switches whose share
 of their rate is known, as `nccl.py` says. (What we sum ourselves, in rounds: `exchanges.py`.)
+
+Where collectives were measured, groups of one node that are at it at the same time share its cores and memory: that is
+a card, too. Where g groups at once take f times as long as one alone, each asks for f / g of it.
 """
 
 from __future__ import annotations
@@ -76,12 +79,28 @@ def rising(seconds: tuple[float, ...]) -> tuple[float, ...]:
 
 def curve_of(cluster: Cluster, op: str, ranks: int) -> Curve | None:
     """What was measured of a collective, or of messages, for so many ranks; None: nothing."""
-    return next((c for c in cluster.collectives if c.op == op and c.ranks == ranks), None)
+    return next((c for c in cluster.collectives if c.op == op and c.ranks == ranks and c.groups == 1), None)
 
 
-def _probed(cluster: Cluster, op: str, members: tuple[int, ...]) -> Curve | None:
-    """What was measured of a collective of as many ranks, where these are on one node."""
-    return curve_of(cluster, op, len(members)) if cluster.collectives and one_node(cluster, members) else None
+def _probed(cluster: Cluster, op: str, members: tuple[int, ...], size: int) -> Talk | None:
+    """As it was measured of as many ranks, where these are on one node; None: it was not."""
+    if not cluster.collectives or not one_node(cluster, members):
+        return None
+    alone = curve_of(cluster, op, len(members))
+    if alone is None:
+        return None
+    seconds = on_curve(alone, size)
+    beside = [c for c in cluster.collectives if c.op == op and c.ranks == len(members) and c.groups > 1]
+    if not beside or not seconds:
+        return Talk(seconds)
+    most = max(beside, key=lambda c: c.groups)
+    longer = max(1.0, on_curve(most, size) / seconds)
+    return Talk(0.0, seconds, ((host_card(cluster, members[0]), longer / most.groups),))
+
+
+def host_card(cluster: Cluster, rank: int) -> int:
+    """The cores and the memory of a node, as something that groups share: numbered after all cards and ports."""
+    return 2 * (len(cluster.nodes) + cluster.world) + cluster.node_of(rank)
 
 
 def one_node(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
@@ -153,9 +172,9 @@ def _all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     ranks = len(members)
     if ranks == 1:
         return Talk(0.0)
-    curve = _probed(cluster, "all_reduce", members)
-    if curve is not None:
-        return Talk(on_curve(curve, size))
+    measured = _probed(cluster, "all_reduce", members, size)
+    if measured is not None:
+        return measured
     known = nccl.all_reduce(cluster, members, size)
     if known is not None:
         return Talk(known)
@@ -184,9 +203,9 @@ def reduce_scatter(cluster: Cluster, members: tuple[int, ...], size: int) -> Tal
 def _shared_out(cluster: Cluster, members: tuple[int, ...], size: int, op: str, ring: bool) -> Talk:
     """As it was measured, where anything was; or half a sum in a ring; or everybody's messages to everybody else: as
     many bytes from each rank as in a ring, all at once, but more of them from node to node."""
-    curve = _probed(cluster, op, members)
-    if curve is not None:
-        return Talk(on_curve(curve, size))
+    measured = _probed(cluster, op, members, size)
+    if measured is not None:
+        return measured
     known = nccl.shared_out(cluster, members, size)
     if known is not None:
         return Talk(known)

@@ -12,14 +12,14 @@ The next round begins when the last member is through. (Members wait only for th
 from all others in the end, and a slow one is waited for round by round.)
 
 Within a node whose messages were measured, the curve of these takes the place of latency and transfer. They were
-measured one at a time; where many ranks send at once they share cores, caches and memory. How much that costs is seen
-where gloo's own all-reduce was measured for as many ranks: it is a ring, in every round of which all of them send, and
-takes so many times longer than a ring of messages one at a time would. A round of another algorithm costs as much more
-where all send as much in a round, and less where fewer do: of a tree only half, then a quarter of the ranks.
+measured one at a time; where many ranks send at once they share cores, caches and memory. How much that costs was
+measured, too, while all ranks are at it (`cluster/probe/parts.py`): messages of ranks that receive as much as they
+send, additions, and the copies of slices of a GPU, which copy the whole to the host, go through the rounds there, and
+copy it back. In a round in which fewer send (of a tree half, then a quarter of the ranks) a message takes between as
+long as alone, and as long as where all do.
 
-Slices of a GPU copy the whole to the host, go through the rounds there, and copy it back. There each of these was
-measured while all ranks are at it (`cluster/probe/parts.py`): copies, messages of ranks that receive as much as they
-send, and additions. A round in which nobody does both (of a tree) takes a message, without the copies at its ends.
+Of clusters that were probed before that was measured, gloo's own all-reduce tells it: it is a ring, in every round of
+which all ranks send, and takes so many times longer than a ring of messages one at a time would.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from trainplan.cluster.cluster import Cluster, Curve
 from trainplan.predict.collectives import Talk, all_reduce, cards_between, curve_of, on_curve, one_node
 from trainplan.program.exchanges import BY_ROUNDS, TELLING, rounds_of
 from trainplan.program.exchanges.rounds import Round
+from trainplan.program.lower.backend import backend
 from trainplan.program.program import CostClass
 
-PARTS = ("round", "stage", "add")  # of sums that go through host memory, as a probe measures them
+PARTS = ("round", "add")  # of sums in rounds, as a probe measures them
 
 
 class Load(NamedTuple):
@@ -48,7 +49,6 @@ class Load(NamedTuple):
     cards: tuple[tuple[int, float], ...]  # (shared card, seconds a byte)
     senders: int  # members that send
     adds: float  # share that the busiest member adds
-    both_ways: bool  # somebody sends and receives
 
 
 def summed(cluster: Cluster, c: CostClass) -> Talk:
@@ -70,9 +70,9 @@ def in_rounds(cluster: Cluster, by: str, members: tuple[int, ...], size: int, no
 def _in_rounds(cluster: Cluster, by: str, members: tuple[int, ...], size: int, node: int) -> Talk:
     rounds = loads(cluster, by, members, node)
     if one_node(cluster, members) and curve_of(cluster, "p2p", 2) is not None:
-        parts = [curve for part in PARTS if (curve := curve_of(cluster, part, len(members))) is not None]
-        if len(parts) == len(PARTS):
-            return Talk(_through_host(cluster, rounds, parts, size))
+        exchanging, adding = (curve_of(cluster, part, len(members)) for part in PARTS)
+        if exchanging is not None and adding is not None:
+            return Talk(_of_parts(cluster, rounds, exchanging, adding, size))
         seconds = [_on_curve(cluster, load, size) * _crowded(cluster, load, len(members), size) for load in rounds]
         return Talk(sum(seconds))
     lead = transfer = 0.0
@@ -99,20 +99,26 @@ def _on_curve(cluster: Cluster, load: Load, size: int) -> float:
     return on_curve(curve, size * load.share) + further + size * load.added_s
 
 
-def _through_host(cluster: Cluster, rounds: list[Load], parts: list[Curve], size: int) -> float:
-    """By the measured parts of a sum that goes through host memory."""
-    alone, (several, copies, adding) = curve_of(cluster, "p2p", 2), parts
-    assert alone is not None
-    total = on_curve(copies, size)
+def _of_parts(cluster: Cluster, rounds: list[Load], exchanging: Curve, adding: Curve, size: int) -> float:
+    """By the measured parts of a sum."""
+    copying = curve_of(cluster, "stage", exchanging.ranks)
+    total = on_curve(copying, size) if copying is not None else 0.0
     for load in rounds:
         sent = size * load.share
-        if load.both_ways:
-            total += on_curve(several, sent)
-        else:
-            total += on_curve(alone, sent) - 2 * sent / cluster.device(0).host_rate
+        alone = between_hosts(cluster, sent)
+        company = (load.senders - 1) / (exchanging.ranks - 1)
+        total += alone + company * max(0.0, on_curve(exchanging, sent) - alone)
         total += load.host_s * max(0, load.messages - 2) / load.messages
         total += on_curve(adding, size * load.adds) if load.adds else 0.0
     return total
+
+
+def between_hosts(cluster: Cluster, size: float) -> float:
+    """Seconds of a measured message by itself, without the copies at its ends where it is a GPU's."""
+    curve = curve_of(cluster, "p2p", 2)
+    assert curve is not None
+    copies = 0.0 if backend(cluster.backend).receives_on_device else 2 * size / cluster.device(0).host_rate
+    return on_curve(curve, size) - copies
 
 
 def _crowded(cluster: Cluster, load: Load, ranks: int, size: int) -> float:
@@ -157,5 +163,5 @@ def _load(cluster: Cluster, members: tuple[int, ...], one: Round, elements: int)
     return Load(
         latency, max(host.values()), max(messages.values()), max(share.values()), max(link_s.values()),
         max(added.values(), default=0.0), tuple(card_s.items()), len({t.source for t in one}),
-        max(adds.values(), default=0.0), bool({t.source for t in one} & {t.target for t in one}),
+        max(adds.values(), default=0.0),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from trainplan.cluster.cluster import Curve, Slowdown
 Samples = dict[str, list[Any]]  # of one worker: by quantity, in the order of measurement
 
 SMALL = 4096  # bytes; up to here the size of a message does not matter
-# What all ranks do at once, by bytes: collectives, and the parts of those that go through host memory (`parts.py`).
+# What all ranks do at once, by bytes: collectives, and the parts of those that we make ourselves (`parts.py`).
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "stage", "round", "add", "hub")
 MOST_SLOWDOWN = 20.0  # beyond it compute stands still while communication goes on, and noise decides the rest
 APART = 1.5  # a pair has a link of its own when its largest message is so many times faster or slower
@@ -118,19 +118,20 @@ def spread(workers: Sequence[Samples]) -> float:
 
 
 def collectives(workers: Sequence[Samples]) -> tuple[Curve, ...]:
-    """A curve for each collective and number of workers: medians, from the last arrival to the last departure."""
-    points: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    """A curve for each collective and number of workers, and of groups of them that were at it at once: medians, from
+    the last arrival to the last departure."""
+    points: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
     for name in workers[0]:
         op, _, rest = name.partition(".")
         if op not in TOGETHER:
             continue
-        ranks, size = map(int, rest.split("."))
+        ranks, size, groups = map(int, f"{rest}.1".split(".")[:3])
         members = [worker[name] for worker in workers[:ranks]]
         times = [
             max(end for _, end in moment) - max(start for start, _ in moment) for moment in zip(*members, strict=True)
         ]
-        points.setdefault((op, ranks), []).append((size, median(times)))
-    return tuple(_curve(op, ranks, sized) for (op, ranks), sized in points.items())
+        points.setdefault((op, ranks, groups), []).append((size, median(times)))
+    return tuple(_curve(op, ranks, sized, groups) for (op, ranks, groups), sized in points.items())
 
 
 def messages(workers: Sequence[Samples]) -> dict[tuple[int, int], Curve]:
@@ -161,6 +162,6 @@ def apart(curves: dict[tuple[int, int], Curve]) -> list[tuple[int, int]]:
     return [pair for pair, curve in curves.items() if not 1 / APART < curve.seconds[-1] / usual < APART]
 
 
-def _curve(op: str, ranks: int, points: list[tuple[int, float]]) -> Curve:
+def _curve(op: str, ranks: int, points: list[tuple[int, float]], groups: int = 1) -> Curve:
     points = sorted(points)
-    return Curve(op, ranks, tuple(size for size, _ in points), tuple(time for _, time in points))
+    return Curve(op, ranks, tuple(size for size, _ in points), tuple(time for _, time in points), groups)

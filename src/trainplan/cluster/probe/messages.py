@@ -1,4 +1,8 @@
-"""Messages between two workers, and collectives of several, over sizes."""
+"""Messages between two workers, and collectives of several, over sizes.
+
+Where a team is large enough for several groups, collectives are measured twice: in one group while the others are idle,
+and in all of them at once, as groups that share out each other's replicas will be at it (`zero=3 shard=2` on four).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ SIZES = (1, 256, 4 * KIB, 32 * KIB, 128 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 *
 QUICK_SIZES = (1, 4 * KIB, 64 * KIB, 1 * MIB, 8 * MIB, 32 * MIB)
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 SHARED_OUT = ("all_gather", "reduce_scatter")
+BESIDE = ("all_reduce", *SHARED_OUT)  # what several groups do at once
 SMALL = 64 * KIB  # up to this size a message is repeated within a round: it is short, and its time jumps about
 REPEATS = 4
 AT_ONCE = 4  # shares of so many tensors are on their way at once where copies overlap with messages
@@ -41,12 +46,28 @@ def prepare(team: Team, quick: bool) -> Round:
     """A round of this phase: every pair and every collective, at every size, once."""
     sizes = QUICK_SIZES if quick else SIZES
     wire = Wire(team, sizes[-1])
-    groups: dict[int, dist.ProcessGroup | None] = {}
+    groups: dict[int, list[dist.ProcessGroup | None]] = {}
     for count in levels(team.count)[1:]:
         # Every worker takes part in making every group, also of those that it is not in.
-        groups[count] = dist.new_group(list(range(count)), backend=team.backend)
+        starts = range(0, team.count - count + 1, count)
+        groups[count] = [dist.new_group(list(range(s, s + count)), backend=team.backend) for s in starts]
     room = tuple(torch.zeros(sizes[-1] // 4 + team.count, device=team.device) for _ in range(2))
-    staging, parts = (Staging(team.device), Parts(team)) if team.staged else (None, None)
+    staging = Staging(team.device) if team.staged else None
+    parts = Parts(team) if team.backend == "gloo" else None
+
+    def collective(op: str, size: int, count: int, group: dist.ProcessGroup, record: Record, at_once: str = "") -> None:
+        call, total = _collective(op, size, count, room, group, staging)
+        many = AT_ONCE if staging is not None and op in SHARED_OUT else 1
+        for _ in range(REPEATS if size <= SMALL else 1):
+            team.barrier() if at_once else dist.barrier(group=group)
+            team.sync()
+            started = time.perf_counter()
+            call()
+            team.sync()
+            # Both moments, on the clock that all processes of a machine share: the collective lasts from the last
+            # arrival to the last departure, which only all samples together tell.
+            lasted = time.perf_counter() - started
+            record(f"{op}.{count}.{total}{at_once}", (started, started + lasted / many))
 
     def one_round(record: Record) -> None:
         for a, b in pairs(team.count):
@@ -55,24 +76,23 @@ def prepare(team: Team, quick: bool) -> Round:
                 if team.rank in (a, b):
                     for _ in range(REPEATS if size <= SMALL else 1):
                         wire.ping(a, b, size, record)
-        for count, group in groups.items():
-            if team.rank < count and group is not None:
+        for count, (first, *_) in groups.items():
+            if team.rank < count and first is not None:
                 for op in OPS:
                     for size in sizes:
-                        call, total = _collective(op, size, count, room, group, staging)
-                        many = AT_ONCE if staging is not None and op in SHARED_OUT else 1
-                        for _ in range(REPEATS if size <= SMALL else 1):
-                            dist.barrier(group=group)
-                            team.sync()
-                            started = time.perf_counter()
-                            call()
-                            team.sync()
-                            # Both moments, on the clock that all processes of a machine share: the collective lasts
-                            # from the last arrival to the last departure, which only all samples together tell.
-                            lasted = time.perf_counter() - started
-                            record(f"{op}.{count}.{total}", (started, started + lasted / many))
+                        collective(op, size, count, first, record)
                 if parts is not None:
-                    parts.measure(count, group, record)
+                    parts.measure(count, first, record)
+        for count, several in groups.items():
+            if len(several) == 1:
+                continue
+            ours = team.rank // count
+            for op in BESIDE:
+                for size in (size for size in sizes if size > SMALL):
+                    if ours < len(several) and (group := several[ours]) is not None:
+                        collective(op, size, count, group, record, at_once=f".{len(several)}")
+                    else:
+                        team.barrier()
 
     return one_round
 
