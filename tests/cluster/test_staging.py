@@ -70,7 +70,8 @@ def measured(rank: int, world: int) -> fit.Samples:
 
 def test_parts_of_rounds_are_curves_of_the_cluster() -> None:
     curves = fit.collectives(pool(2).run(measured))
-    assert [(curve.op, curve.ranks, curve.bytes) for curve in curves] == [(op, 2, parts.SIZES) for op in parts.PARTS[1:]]
+    expected = [(op, 2, parts.SIZES) for op in parts.PARTS if op != "stage"]  # there is no GPU to copy from
+    assert [(curve.op, curve.ranks, curve.bytes) for curve in curves] == expected
     assert all(seconds > 0 for curve in curves for seconds in curve.seconds)
     assert all(curve.seconds[-1] > curve.seconds[0] for curve in curves)  # 32 MiB and 4 KiB
 
