@@ -111,7 +111,7 @@ def test_lines_that_people_type() -> None:
 # line → what was asked, why not, and what would work
 BAD = {
     "dp=0": ("dp=0", "dp counts from 1", "dp=1"),
-    "dp=-1": ("dp=-1", "a whole number was expected", "dp=2"),
+    "dp=-1": ("dp=-1", "dp counts from 1, and is -1", "dp=1"),
     "dp=": ("dp=", "a whole number was expected", "dp=2"),
     "dp=2.5": ("dp=2.5", "a whole number was expected", "dp=2"),
     "dp=two": ("dp=two", "a whole number was expected", "dp=2"),

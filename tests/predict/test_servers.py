@@ -201,19 +201,18 @@ def test_refused_models() -> None:
     with pytest.raises(PlanError, match=r"no server sees all of them.*exchange=dataparallel"):
         check_model(plan(dp=2, exchange="ps-bsp", servers=1, blocks=4), chain(4, clip_norm=1.0))
     with pytest.raises(PlanError, match=r"counts the steps that a worker may be ahead.*bound=0"):
-        parse("exchange=ssp bound=-2")
+        resolve(parse("ssp dp=2 bound=-2"), chain(4), machines(4), 8)
     with pytest.raises(PlanError, match=r"4 workers and 1 server are 5 devices, and there are 4.*dp=1 servers=1"):
         resolve(parse("ps-bsp dp=2 pp=2 schedule=1f1b micro=2"), chain(4), machines(4), 8)
-    with pytest.raises(PlanError, match=r"3 workers and 2 servers are 5 devices, and there are 4.*dp=2 servers=2"):
-        resolve(parse("dp=3 servers=2"), chain(4), machines(4), 8)
+    with pytest.raises(PlanError, match=r"3 workers and 2 servers are 5 devices, and there are 4.*Try servers=1"):
+        resolve(parse("ps-bsp dp=3 servers=2"), chain(4), machines(4), 8)
 
 
 def test_what_is_left_open() -> None:
-    """One server and the other devices as workers; bounds as usual; servers alone mean that they wait for all."""
+    """One server and the other devices as workers; bounds as usual."""
     found = resolve(parse("ps-bsp"), chain(4), machines(4), 8)
     assert (found.dp, found.servers, found.world) == (3, 1, 4)
     assert text(replace(found, bucket=2**20)) == "dp=3 exchange=ps-bsp bucket=1MiB servers=1"
-    assert resolve(parse("dp=2 servers=2"), chain(4), machines(4), 8).exchange == "ps-bsp"
     assert resolve(parse("exchange=dssp dp=2"), chain(4), machines(4), 8).bound == (3, 15)
     assert resolve(parse("dataparallel dp=2"), chain(4), machines(4), 8).servers == 0
     found = resolve(parse("ps-bsp pp=2 schedule=1f1b micro=2"), chain(4), machines(6), 8)

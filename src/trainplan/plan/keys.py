@@ -62,6 +62,17 @@ def idle(pieces: Sequence[Piece], servers: int) -> list[int]:
     return sorted(set(range(servers)) - {piece.server for piece in pieces})
 
 
+def most_servers(sizes: Sequence[int], split: int = SPLIT) -> int:
+    """As many servers as have something each of parameters of so many elements: one for each, or, where there are any
+    that are split, as many as the largest has elements.
+
+    >>> most_servers([10, 3, 7]), most_servers([10, 3, 7], split=8), most_servers([10] * 12, split=8)
+    (3, 10, 12)
+    """
+    largest = max(sizes, default=0)
+    return max(len(sizes), largest if largest >= split else 0)
+
+
 def part_of(named: str, tensors: Mapping[str, Any]) -> Any:
     """The tensor, or the piece of one, that a piece's name stands for.
 

@@ -15,7 +15,7 @@ from trainplan.plan.exchanges import check_exchange
 from trainplan.plan.offload import check_offload
 from trainplan.plan.order import GIVEN, known
 from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
-from trainplan.plan.served import check_served, check_served_model
+from trainplan.plan.served import check_served, check_served_model, fewer_devices
 from trainplan.plan.sliced import check_sliced, check_sliced_model
 from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
@@ -121,7 +121,8 @@ def check_sharding(plan: Plan, asked: str) -> None:
     """Refused where replicas cannot share out their states as asked."""
     zero, shard = plan.zero, plan.sharers
     if not 0 <= zero <= 3:
-        raise PlanError(asked, f"zero is 0 (nothing is shared out), 1, 2 or 3, not {zero}", "zero=3")
+        why = f"zero is 0 (nothing is shared out), 1, 2 or 3, not {zero}"
+        raise PlanError(asked, why, f"zero={0 if zero < 0 else 3}")
     if not zero:
         if plan.shard:
             why = f"shard={plan.shard} says how many replicas share out, and nothing says what"
@@ -131,7 +132,7 @@ def check_sharding(plan: Plan, asked: str) -> None:
         why = (
             f"exchange={plan.exchange} sums whole gradients, and under zero={zero} each rank gets its share of the sum"
         )
-        raise PlanError(asked, why, f"zero={zero} without an exchange")
+        raise PlanError(asked, why, "leaving exchange out")
     if plan.lines > 1:
         what = "different numbers of ranks a stage" if plan.spread else "pipelines in two directions"
         why = f"zero={zero} shares out the states of a stage among its replicas, one rank of each; {what} have several"
@@ -325,11 +326,8 @@ def _devices(plan: Plan, asked: str, world: int | None) -> None:
         fits = [f"dp={dp} pp={pp}" for dp in range(plan.dp, 0, -1) for pp in range(plan.pp, 0, -1) if dp * pp <= world]
         why = f"it needs {plan.dp} × {plan.workers // plan.dp} = {plan.world} devices, and there are {world}"
         if plan.servers:
-            least = plan.workers // plan.dp  # of one replica
-            servers = min(plan.servers, max(1, world - least))
-            fits = [f"dp={max(1, (world - servers) // least)} servers={servers}"]
-            parts = f"{some(plan.workers, 'worker')} and {some(plan.servers, 'server')}"
-            why = f"{parts} are {plan.world} devices, and there are {world}"
+            why, fewer = fewer_devices(plan, world)
+            fits = [fewer]
         if plan.order or plan.wanted != plan.pp * plan.chunks:  # which have their ranks in them
             fits = [f"a {'schedule' if plan.order else 'placement'} for {world} ranks"]
         raise PlanError(asked, why, fits[0])

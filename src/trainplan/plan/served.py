@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainplan.errors import PlanError
-from trainplan.plan.keys import deal, idle
+from trainplan.plan.keys import deal, idle, most_servers
 from trainplan.units import some
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def check_served(plan: Plan, asked: str) -> None:
     if exchange in AT_SERVERS and plan.servers < 1:
         raise PlanError(asked, f"{exchange} has servers, and servers={plan.servers}", "servers=1")
     if exchange not in AT_SERVERS and plan.servers:
-        raise PlanError(asked, f"servers={plan.servers}, and exchange={exchange} has none", "exchange=ps-bsp")
+        why = f"servers={plan.servers}, and exchange={exchange} has none"
+        raise PlanError(asked, why, "exchange=ps-bsp")
     if plan.split < 1:
         raise PlanError(asked, f"a parameter is split from some number of elements on, not {plan.split}", "split=1")
     _bound(plan, asked)
@@ -65,11 +66,12 @@ def _bound(plan: Plan, asked: str) -> None:
     bound = ",".join(map(str, plan.bound))
     if len(plan.bound) != len(usual):
         what = {0: "no bound", 1: "one bound", 2: "a lower and an upper bound"}[len(usual)]
-        instead = f"bound={','.join(map(str, usual))}" if usual else "exchange=ssp, or leaving the bound out"
+        instead = f"bound={','.join(map(str, usual))}" if usual else "leaving bound out, or exchange=ssp"
         raise PlanError(asked, f"exchange={plan.exchange} has {what}, not {bound or 'none'}", instead)
     if any(number < 0 for number in plan.bound):
         instead = ",".join(str(max(0, number)) for number in plan.bound)
-        raise PlanError(asked, f"a bound of {min(plan.bound)}: it counts steps ahead, from 0", f"bound={instead}")
+        why = f"a bound of {min(plan.bound)}: it counts the steps that a worker may be ahead, from 0"
+        raise PlanError(asked, why, f"bound={instead}")
     if len(plan.bound) == 2 and plan.bound[1] < plan.bound[0]:
         lower, upper = plan.bound
         raise PlanError(asked, f"the upper bound {upper} is below the lower one, {lower}", f"bound={upper},{lower}")
@@ -84,5 +86,29 @@ def check_served_model(plan: Plan, profile: Profile, asked: str) -> None:
         raise PlanError(asked, why, "exchange=dataparallel or all-reduce")
     sizes = [(p.name, p.count) for p in profile.parameters if p.trainable]
     if plan.servers and (left := idle(deal(sizes, plan.servers, plan.split), plan.servers)):
+        most, largest = most_servers([count for _, count in sizes], plan.split), max(count for _, count in sizes)
         why = f"{some(plan.servers, 'server')} for {some(len(sizes), 'parameter')}: {len(left)} would have nothing"
-        raise PlanError(asked, why, f"servers={len(sizes)}, or split={max(1, max(count for _, count in sizes))}")
+        smaller = f", or split={largest}" if plan.servers <= largest < plan.split else ""
+        raise PlanError(asked, why, f"servers={most}{smaller}")
+
+
+def fewer_devices(plan: Plan, world: int, keys: int = 0) -> tuple[str, str]:
+    """Why workers and servers do not fit on so many devices, and what does: the same workers with fewer servers, or
+    fewer of both. `keys`: servers that have something to serve, where the model is known.
+
+    >>> from trainplan.plan.plan import plan
+    >>> fewer_devices(plan(dp=2, servers=100, exchange="ps-bsp"), 4)
+    ('2 workers and 100 servers are 102 devices, and there are 4', 'servers=2')
+    >>> fewer_devices(plan(dp=9, servers=9, exchange="ps-bsp"), 8, keys=3)[1]
+    'dp=5 servers=3'
+    """
+    replica = plan.workers // plan.dp
+    why = f"{some(plan.workers, 'worker')} and {some(plan.servers, 'server')} are {plan.world} devices"
+    why += f", and there are {world}"
+    wanted = min(plan.servers, keys or plan.servers)
+    if plan.workers < world:
+        return why, f"servers={min(wanted, world - plan.workers)}"
+    if replica < world:
+        servers = min(wanted, world - replica)
+        return why, f"dp={(world - servers) // replica} servers={servers}"
+    return why, f"pp={world - 1} dp=1 servers=1" if world > 1 else "single"

@@ -128,7 +128,7 @@ def _value(field: str, value: str, line: str) -> Any:
         try:
             return parse_bytes(value)
         except InputError as error:
-            raise PlanError(asked, error.why, f"{field}=25MiB") from None
+            raise PlanError(asked, error.why, f"leaving {field} out, or one such as {field}=25MiB") from None
     if field == "cycle":
         try:
             return parse_seconds(value)
@@ -142,9 +142,9 @@ def _value(field: str, value: str, line: str) -> Any:
     if field == "stages":  # one stage has no cuts
         return _numbers(value, asked, "the first block of every stage but the first was expected", "stages=2,5")
     if field == "bound":
-        if value.startswith("-"):
-            raise PlanError(asked, "it counts the steps that a worker may be ahead, so from 0", "bound=0")
-        return _numbers(value, asked, "the steps that a worker may be ahead were expected", "bound=2, or bound=1,4")
+        steps = [word.removeprefix("-") for word in value.split(",")]  # how many there may be: `served.py`
+        _numbers(",".join(steps), asked, "the steps that a worker may be ahead were expected", "bound=2, or bound=1,4")
+        return tuple(int(word) for word in value.split(","))
     if field == "placement":
         ranks = _numbers(value, asked, "the rank of every stage was expected", "placement=0,1,1,0")
         own = sorted(set(ranks))
@@ -157,15 +157,17 @@ def _value(field: str, value: str, line: str) -> Any:
     if field == "slices" and "," in value:
         why = "the number of slices, or the tokens of each, was expected"
         return _numbers(value, asked, why, "slices=4 or slices=512,256,256")
-    if not value.isdecimal():
+    if not value.removeprefix("-").isdecimal():
         raise PlanError(asked, "a whole number was expected", f"{field}=2")
+    number = int(value)
     if field == "zero":
-        if int(value) > 3:
-            raise PlanError(asked, "zero is 0 (nothing is shared out), 1, 2 or 3", "zero=3")
-        return int(value)
-    if int(value) < 1:
-        raise PlanError(asked, f"{field} counts from 1", f"{field}=1")
-    return int(value)
+        if not 0 <= number <= 3:
+            why = f"zero is 0 (nothing is shared out), 1, 2 or 3, not {number}"
+            raise PlanError(asked, why, f"zero={0 if number < 0 else 3}")
+        return number
+    if number < 1:
+        raise PlanError(asked, f"{field} counts from 1, and is {number}", f"{field}=1")
+    return number
 
 
 def _closest(word: str, words: tuple[str, ...]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainplan.cluster.cluster import Cluster, Device, Node
+from trainplan.errors import PlanError
 from trainplan.predict.predict import MEMORY_MARGIN
 
 
@@ -17,6 +18,9 @@ def limited(cluster: Cluster, memory: int | None) -> Cluster:
     """
     if memory is None:
         return cluster
+    if memory < 1:
+        why = f"it is all that a device may use, and {memory} B hold nothing"
+        raise PlanError(f"memory={memory}", why, "leaving memory out")
 
     def device(old: Device) -> Device:
         return replace(old, memory_bytes=min(old.memory_bytes, memory))

@@ -26,6 +26,7 @@ from typing import Any
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan import rules
+from trainplan.plan.keys import SPLIT, most_servers
 from trainplan.plan.order import known
 from trainplan.plan.plan import Plan, Request, open_fields
 from trainplan.plan.text import brief, settled
@@ -68,7 +69,8 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
     if request.partition is not None:
         refuse(request)
     a_node = len(cluster.nodes[0].devices)
-    sketch = shape(request, len(profile.blocks), cluster.world, batch, a_node)
+    keys = most_servers([p.count for p in profile.parameters if p.trainable], request.split or SPLIT)
+    sketch = shape(request, len(profile.blocks), cluster.world, batch, a_node, keys)
     sketch = on_nodes(sketch, request.node, cluster)
     sketch = begun(sketch, request, profile, cluster, batch)
     if planned(sketch, profile, cluster) is not profile:  # ranks share blocks, or compute in another precision

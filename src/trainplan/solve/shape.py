@@ -28,7 +28,7 @@ from trainplan.plan.rules import (
     other_table,
     takes_slices,
 )
-from trainplan.plan.served import AT_ROOT, AT_SERVERS, ROOT_BUCKET, USUAL_BOUND, check_served
+from trainplan.plan.served import AT_ROOT, AT_SERVERS, ROOT_BUCKET, USUAL_BOUND, check_served, fewer_devices
 from trainplan.plan.sliced import check_sliced
 from trainplan.plan.text import brief, settled
 from trainplan.units import some
@@ -37,9 +37,9 @@ USUAL_BUCKET = 25 * 2**20  # torch's
 ENOUGH = 16  # micro-batches for each stage
 
 
-def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0) -> Plan:
+def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0, keys: int = 0) -> Plan:
     """A sketch of the plan: everything but `micro`, `stages` and `bucket` decided, those as usual where they are open.
-    `inside`: devices of a node, within which hybrid sharding shares out.
+    `inside`: devices of a node, within which hybrid sharding shares out. `keys`: servers that have something to serve.
 
     Refused where it cannot be met, before anything is solved for it.
 
@@ -56,7 +56,7 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
     servers, tp = request.servers, request.tp or 1
     if servers is None:
         servers = 1 if request.exchange in AT_SERVERS else 0
-    exchange = request.exchange or ("ps-bsp" if servers else "all-reduce")
+    exchange = request.exchange or "all-reduce"
     if pp is None and own:
         pp = max(own) + 1
     usual_chunks = (len(own) // (pp or 1) if own else 2) if request.schedule in CHUNKED else 1
@@ -90,7 +90,7 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
     )  # fmt: skip
     if own:
         sketch = _placed(sketch, own, f"plan {brief(request)!r}")
-    _refuse(request, sketch, world, batch)
+    _refuse(request, sketch, world, batch, keys)
     return sketch
 
 
@@ -102,6 +102,18 @@ def _hybrid(dp: int, inside: int) -> int:
     """
     parts = [count for count in range(1, dp) if dp % count == 0] or [1]
     return inside if inside in parts and inside > 1 else max(parts)
+
+
+def _no_groups(dp: int, most: int) -> tuple[str, str]:
+    """Why so many replicas cannot be shared out in groups, and what can, of at most so many.
+
+    >>> _no_groups(3, most=4)
+    ('it shares out within groups of replicas and sums across them, and 3 are not two groups of two', 'zero3 dp=3')
+    """
+    why = f"it shares out within groups of replicas and sums across them, and {dp} are not two groups of two"
+    if dp == 1:
+        return why.replace("1 are", "1 is"), "hsdp dp=4" if most >= 4 else "single"
+    return why, f"zero3 dp={min(dp, most)}" if most > 1 else "single"
 
 
 def _placed(sketch: Plan, table: tuple[int, ...], asked: str) -> Plan:
@@ -140,20 +152,19 @@ def _least(key: str) -> int:
     return 2 if key == "accumulate" else 1
 
 
-def _refuse(request: Request, sketch: Plan, world: int, batch: int) -> None:
+def _refuse(request: Request, sketch: Plan, world: int, batch: int, keys: int) -> None:
     asked, dp, pp = f"plan {brief(request)!r}", sketch.dp, sketch.pp
     if batch < 1:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
     if sketch.wanted > sketch.blocks:
         why = f"{sketch.wanted} stages, but the model has only {sketch.blocks} blocks"
         raise PlanError(asked, why, fewer_stages(sketch))
+    if request.key == "hsdp" and request.shard is None and sketch.shard in (0, 1):
+        raise PlanError(asked, *_no_groups(dp, min(world, batch)))
     _together(request, sketch, asked)
     own = sum(sketch.spread) if sketch.spread else pp
     if sketch.servers and sketch.world > world:
-        parts = f"{some(sketch.workers, 'worker')} and {some(sketch.servers, 'server')}"
-        servers = max(1, min(sketch.servers, world - own))
-        fewer = f"dp={max(1, (world - servers) // own)} servers={servers}"
-        raise PlanError(asked, f"{parts} are {sketch.world} devices, and there are {world}", fewer)
+        raise PlanError(asked, *fewer_devices(sketch, world, keys))
     if dp * own * sketch.tp > world:
         if sketch.tp > 1:
             why = f"it needs {dp} × {own} × {sketch.tp} = {sketch.world} devices, and there are {world}"
@@ -179,8 +190,11 @@ def _together(request: Request, sketch: Plan, asked: str) -> None:
         takes_slices(sketch.schedule, asked)
     micro = request.micro or max(sketch.micro, least_micro(sketch))
     check_sketch(replace(sketch, micro=micro), asked)
-    check_sharding(sketch, asked)
+    check_sharding(replace(sketch, shard=request.shard or sketch.shard), asked)
     check_served(sketch, asked)
+    if request.split is not None and not sketch.servers:
+        why = f"split={request.split} elements are cut into a piece for each server, and there is none"
+        raise PlanError(asked, why, "leaving split out, or exchange=ps-bsp")
     check_sliced(sketch, asked)
     check_preload(sketch, asked)
     check_offload(sketch, asked)

@@ -1,0 +1,67 @@
+"""What is refused says what would be accepted; here that is done, and must be."""
+
+import re
+
+import pytest
+
+from tests.synthetic import chain
+from trainplan.cluster.parse import cluster
+from trainplan.errors import PlanError
+from trainplan.plan.plan import Plan
+from trainplan.plan.text import parse
+from trainplan.solve.resolve import resolve
+
+DEVICES, BATCH = 4, 8
+
+
+def solved(line: str) -> Plan:
+    return resolve(parse(line), chain(4), cluster(f"{DEVICES}xcpu"), BATCH)
+
+
+def applied(line: str, instead: str) -> str:
+    """A line with the first thing that an error suggests."""
+    first = re.split(r",? or |[,;] ", instead)[0]
+    left_out = re.fullmatch(r"leaving (\w+) out", first)
+    words = {word.partition("=")[0] if "=" in word else "": word for word in line.split()}
+    if left_out:
+        del words[left_out[1]]
+    for word in first.split() if not left_out else ():
+        words[word.partition("=")[0] if "=" in word else ""] = word
+    return " ".join(([words.pop("")] if "" in words else []) + list(words.values()))
+
+
+@pytest.mark.parametrize(
+    ("line", "why", "then"),
+    [
+        ("ps-bsp dp=2 servers=100", "2 workers and 100 servers are 102 devices, and there are 4", {"servers": 2}),
+        ("ps-bsp dp=9 servers=9", "9 workers and 9 servers are 18 devices", {"dp": 1, "servers": 3}),
+        ("ps-bsp dp=1 pp=4 schedule=1f1b", "4 workers and 1 server are 5 devices", {"pp": 3, "servers": 1}),
+        ("ps-bsp dp=2 servers=0", "servers counts from 1, and is 0", {"servers": 1}),
+        ("dp=3 servers=1", "servers=1, and exchange=all-reduce has none", {"exchange": "ps-bsp", "dp": 3}),
+        ("dp=2 split=4", "there is none", {"exchange": "all-reduce"}),
+        ("ssp dp=2 bound=-1", "a bound of -1", {"bound": (0,)}),
+        ("dssp dp=2 bound=-1,3", "a bound of -1", {"bound": (0, 3)}),
+        ("ps-asp dp=2 bound=-1", "ps-asp has no bound, not -1", {"bound": ()}),
+        ("zero=-1", "0 (nothing is shared out), 1, 2 or 3, not -1", {"zero": 0}),
+        ("zero=7", "0 (nothing is shared out), 1, 2 or 3, not 7", {"zero": 3}),
+        ("dp=2 shard=2", "nothing says what", {"zero": 3}),
+        ("zero3 dp=4 shard=3", "4 replicas cannot be put into groups of 3", {"shard": 2}),
+        ("zero3 dp=2 exchange=ring", "ring sums whole gradients", {"exchange": "all-reduce", "zero": 3}),
+        ("hsdp dp=2", "2 are not two groups of two", {"dp": 2, "zero": 3, "shard": 0}),
+        ("hsdp dp=3", "3 are not two groups of two", {"dp": 3, "zero": 3, "shard": 0}),
+        ("hsdp dp=1", "1 is not two groups of two", {"dp": 4, "shard": 2}),
+        ("zero-r memory=-1MiB", "it must be zero or more, and finite", {"away": ()}),
+        ("zero-r dp=2 memory=0", "0 B hold nothing", {"away": ()}),
+        ("zero-r dp=2 memory=2KiB", "with all activations away that can be", {"offload": "activations"}),
+        ("dp=2 bucket=1GiB", "larger than all gradients of the model together", {"dp": 2}),
+        ("dp=2 bucket=0", "holds no gradient", {"dp": 2}),
+        ("dp=2 bucket=-4MiB", "it must be zero or more", {"dp": 2}),
+        ("dp=-2", "dp counts from 1, and is -2", {"dp": 1}),
+    ],
+)
+def test_a_suggestion_is_accepted(line: str, why: str, then: dict) -> None:
+    with pytest.raises(PlanError) as refused:
+        solved(line)
+    assert why in refused.value.why
+    found = solved(applied(line, refused.value.instead))
+    assert {field: getattr(found, field) for field in then} == then
