@@ -18,7 +18,7 @@ from trainplan.version import VERSION as __version__
 
 COMMANDS = (
     "profile", "cluster", "device", "roofline", "predict", "recommend", "explain", "run", "compare", "systems",
-    "timeline", "study",
+    "timeline", "study", "calibrate",
 )  # fmt: skip
 _WORKLOADS = {  # name → where it is
     "load": "trainplan.workload.load",
@@ -31,6 +31,7 @@ _ROOMS = ("profile", "cluster", "predict", "run")  # those that are modules too
 if TYPE_CHECKING:
     from trainplan.api import (
         build,
+        calibrate,
         cluster,
         compare,
         device,
@@ -97,6 +98,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "COMMANDS", "Batch", "Loss", "Workload", "__version__", "build", "cluster", "compare", "device", "explain", "load",
-    "predict", "profile", "recommend", "roofline", "run", "study", "systems", "timeline",
+    "COMMANDS", "Batch", "Loss", "Workload", "__version__", "build", "calibrate", "cluster", "compare", "device",
+    "explain", "load", "predict", "profile", "recommend", "roofline", "run", "study", "systems", "timeline",
 ]  # fmt: skip

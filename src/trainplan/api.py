@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trainplan.benches import bench_accuracy as bench_accuracy
 from trainplan.benches import bench_published as bench_published
 from trainplan.benches import bench_run as bench_run
+from trainplan.benches import calibrate as calibrate
 from trainplan.errors import InputError, TrainplanError
 from trainplan.hardware import device as device
 from trainplan.hardware import roofline as roofline

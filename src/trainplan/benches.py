@@ -12,7 +12,9 @@ from trainplan.errors import InputError
 
 if TYPE_CHECKING:
     from trainplan.bench.answers import Benched, Scored
+    from trainplan.bench.calibrate.answer import Calibrated
     from trainplan.bench.published.answer import Published
+    from trainplan.cluster.cluster import Cluster
 
 
 def bench_run(
@@ -143,6 +145,37 @@ def bench_published(data: str, only: str = "", output: str | None = None) -> Pub
     if output:
         answer.save(output)
     return answer
+
+
+def calibrate(
+    results: Sequence[str], cluster: str | Cluster | None = None, output: str | None = None, force: bool = False
+) -> Calibrated:
+    """Improve the constants of a cluster by runs that were measured on it, and tell the error on runs held out.
+
+    `results` are folders of `run --out` and `bench run`, or files of benchmarks/accuracy.py with what they were
+    predicted from. `cluster`: which is meant, where they are of several. `output`: a .yaml or .json file for it, which
+    is written only if runs that were held out are not predicted worse, or by `force`.
+    """
+    from trainplan.bench.calibrate.answer import Calibrated
+    from trainplan.bench.calibrate.calibrate import calibrate as fit
+    from trainplan.bench.calibrate.seen import gather
+    from trainplan.bench.results import read
+    from trainplan.cluster.parse import cluster as parse
+    from trainplan.cluster.yaml_write import save_yaml
+    from trainplan.report.progress import progress
+
+    if output and not output.endswith((".yaml", ".yml", ".json")):
+        raise InputError(f"--output {output}", "a cluster's file ends in .yaml or .json", f"--output {output}.yaml")
+    gathered = gather(read(results), parse(cluster) if isinstance(cluster, str) else cluster)
+    with progress() as report:
+        found = fit(gathered, report if sys.stderr.isatty() else _line)
+    write = bool(output) and (found.helps or force)
+    if output and write:
+        if output.endswith(".json"):
+            found.cluster.save(output)
+        else:
+            save_yaml(found.cluster, output)
+    return Calibrated(found, gathered.machines, gathered.left_out, output if output and write else "", output or "")
 
 
 def _words(text: str) -> list[str]:

@@ -290,6 +290,20 @@ def study(
     )
 
 
+@app.command()
+def calibrate(
+    results: Annotated[
+        list[str], typer.Argument(help="folders of run --out or bench run, or files with what was kept")
+    ],
+    cluster: Annotated[str | None, typer.Option(help="Which is meant, where results are of several: a file.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="A .yaml or .json file for it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write it, though held-out runs gain nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Improve the constants of a cluster by measured runs; tells the error on runs that were held out."""
+    _answer(json, api.calibrate, results, cluster, output, force)
+
+
 bench = typer.Typer(
     name="bench",
     help="The benchmark suite: measure it, and see how good predictions and recommendations are.",

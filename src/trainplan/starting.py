@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from trainplan.bench.kept_run import keep
 from trainplan.cluster.cluster import Cluster
 from trainplan.engine.job import Job
 from trainplan.engine.launch import check_data, torchrun
@@ -60,7 +61,7 @@ def start(
     if not isinstance(result, RunResult):
         return RanElsewhere(result.host, result.folder)
     then = s.profile.provenance.reference_s
-    return Ran(
+    ran = Ran(
         prediction=expected,
         step_seconds=tuple(result.steady_seconds),
         losses=tuple(result.losses),
@@ -70,3 +71,5 @@ def start(
         joined=join(expected.timeline(), result.timeline) if result.timeline.events else None,
         warm_up=result.warm_up,
     )
+    keep(ran, result.timeline, name_of(s), s.profile, there)
+    return ran

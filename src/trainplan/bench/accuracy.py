@@ -166,8 +166,13 @@ class Compared:
             steps=sum(len(run.steady_seconds) for run in self.runs),
             by_kind={d.name: (d.predicted_s, d.measured_s) for d in kinds},
             asked=self.asked, rounds=tuple(1 / median(each) - 1 for each in ratios), worst=worst[:WORST],
-            drift=median(_all(drifts)),
+            drift=median(_all(drifts)), spent=self._spent(),
         )  # fmt: skip
+
+    def _spent(self) -> dict[str, float]:
+        """By kind of operation, the seconds of a step and a rank: medians over rounds."""
+        each = [by_kind(run.timeline) for run in self.runs]
+        return {kind: median(one.get(kind, 0.0) for one in each) for kind in sorted(set().union(*each))}
 
     def _expected(self, drifts: Sequence[float]) -> Callable[[float], float]:
         """The predicted seconds of a step, by how much longer everything takes than when the profile was made."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,5 @@ class Row:
     rounds: tuple[float, ...] = ()  # the error of every round by itself
     worst: tuple[Difference, ...] = ()  # the operations that are furthest off
     drift: float = 0.0  # how much longer the reference kernel took than when the profile was made; 0: not kept
+    # By kind of operation, measured seconds a step and a mean rank, whatever else went on meanwhile; none: not kept.
+    spent: dict[str, float] = field(default_factory=dict)

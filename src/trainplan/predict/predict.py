@@ -115,16 +115,16 @@ def predict(
         raise PlanError(f"plan {plan_text.brief(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
     fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster, profile) and alike(plan, cluster, batch)
     alone = Setting(profile, cluster, pace)
-    program = lower(plan, profile, batch, cluster.backend, steps=_steps(plan), fold=fold)
+    program = lower(plan, profile, batch, cluster.backend, steps=steps_of(plan), fold=fold)
     wiring, flows = wire(program), flows_of(program, plan, cluster)
     check(program, wiring)
-    setting = _beside_others(plan, program, alone, wiring, flows)
+    setting = beside_others(plan, program, alone, wiring, flows)
     if plan.exchange in rules.DECIDED:  # then what is exchanged when follows from when it is ready
         agendas = expected_agendas(plan, profile, cluster, batch, setting, fold)
         program = lower(plan, profile, batch, cluster.backend, steps=2, fold=fold, agendas=(agendas,) * 2)
         wiring, flows = wire(program), flows_of(program, plan, cluster)
         check(program, wiring)
-        setting = _beside_others(plan, program, alone, wiring, flows)
+        setting = beside_others(plan, program, alone, wiring, flows)
     run, issue = costs(program, setting)
     played = play(program, run, issue, cluster.slowdown_of(plan.world), wiring, flows)
     step_s = step_seconds(played)
@@ -159,7 +159,7 @@ def predict(
         profile=f"{profile.kind}{scaled}, {'compiled' if profile.compiled else 'eager'}",
         error=beyond(plan, profile, batch)
         or known_error(plan, profile.kind + scaled, profile.device, profile.compiled),
-        seconds_by_kind=_by_kind(played, spoken), device=profile.device, batch=batch,
+        seconds_by_kind=by_kind(played, spoken), device=profile.device, batch=batch,
         host_bytes=host, peaks=tuple(found), played=played if keep else None,
         occupancy=occupancy(played, worst, found[worst].rank, plan, profile, place[worst])
         if tools and place[worst].name != "cpu" else None,
@@ -182,7 +182,7 @@ def _on_hosts(plan: Plan, cluster: Cluster, ranks: list[int], peaks: list[int], 
     return max(total), all(not room or own <= room for own, room in zip(total, rooms, strict=True))
 
 
-def _beside_others(plan: Plan, program: Program, alone: Setting, wiring: Wiring, flows: Flows | None) -> Setting:
+def beside_others(plan: Plan, program: Program, alone: Setting, wiring: Wiring, flows: Flows | None) -> Setting:
     """The setting of a program whose ranks slow each other down, from that in which nobody is in anybody's way."""
     cluster = alone.cluster
     if not cluster.contention and not cluster.spread:
@@ -213,7 +213,7 @@ def step_seconds(played: Played) -> float:
     return ends[-1] - ends[-2]
 
 
-def _steps(plan: Plan) -> int:
+def steps_of(plan: Plan) -> int:
     """Steps that are played: until a bound on the lead of the fastest has had time to be felt."""
     return min(8 + 2 * max(plan.bound, default=0), 32) if plan.exchange in ASYNCHRONOUS else 2
 
@@ -286,7 +286,8 @@ def _meet_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
     return True
 
 
-def _by_kind(played: Played, spoken: np.ndarray) -> dict[str, float]:
+def by_kind(played: Played, spoken: np.ndarray) -> dict[str, float]:
+    """Seconds of every kind of operation, a step, summed over ranks; `spoken` are those inside passes."""
     program = played.program
     many = program.replicas * program.slicers / program.steps
     spent = (played.end - played.start - spoken) * many

@@ -1,0 +1,1 @@
+"""Better constants of a cluster, from runs that were measured on it."""
