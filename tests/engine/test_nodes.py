@@ -14,6 +14,8 @@ import pytest
 
 from tests.engine import sleeping
 from trainplan import files
+from trainplan.bench import results
+from trainplan.bench.believed import believed
 from trainplan.bench.pool import pool
 from trainplan.cluster.parse import cluster
 from trainplan.engine import clocks, nodes
@@ -24,6 +26,7 @@ from trainplan.errors import RunError
 from trainplan.plan.plan import plan
 from trainplan.plan.text import to_json
 from trainplan.profile.estimate import estimate
+from trainplan.profile.profile import Profile
 from trainplan.program.timeline import Timeline
 from trainplan.workload.load import load
 
@@ -84,6 +87,13 @@ def test_two_launchers_that_share_no_folder(tmp_path: Path) -> None:
     assert ran["out"] == str(here) == away["results"]["folder"]
     assert len(ran["losses"]) == 4
     assert ran["joined"]["only_predicted"] == ran["joined"]["only_measured"] == []
+    kept = results.load(here / "run.json")  # by which a cluster can be calibrated
+    (row,) = (result.row for result in kept.results)
+    assert row is not None
+    assert row.measured_s == ran["step_s"]
+    assert row.spent.keys() == row.by_kind.keys() - {"wait"}
+    assert row.spent["F"] == pytest.approx(row.by_kind["F"][1], rel=0.5)
+    assert believed(kept) == (Profile.load(tmp_path / "profile.json"), there)
 
 
 @pytest.mark.usefixtures("quick_start")

@@ -17,6 +17,7 @@ from trainplan.predict.clock import play
 from trainplan.predict.contention import alike
 from trainplan.predict.cost import Setting, costs, inside
 from trainplan.predict.decided import expected_agendas
+from trainplan.predict.flows import Flows
 from trainplan.predict.planned import planned
 from trainplan.predict.predict import beside_others, by_kind, replicas_alike, step_seconds, steps_of
 from trainplan.predict.speeds import speeds
@@ -37,7 +38,7 @@ class Replay:
         self.program = lower(plan, self.profile, batch, cluster.backend, steps=steps_of(plan), fold=fold)
         self.wiring = wire(self.program)
         if plan.exchange in rules.DECIDED:
-            setting = self._setting(cluster)
+            setting = self._setting(cluster, flows_of(self.program, plan, cluster))
             agendas = expected_agendas(plan, self.profile, cluster, batch, setting, fold)
             self.program = lower(
                 plan, self.profile, batch, cluster.backend, steps=2, fold=fold, agendas=(agendas,) * 2
@@ -47,14 +48,13 @@ class Replay:
 
     def on(self, cluster: Cluster) -> tuple[float, dict[str, float]]:
         """Seconds of a step, and of every kind of operation in it, of a mean rank."""
-        setting = self._setting(cluster)
-        run, issue = costs(self.program, setting)
         flows = flows_of(self.program, self.plan, cluster)
+        setting = self._setting(cluster, flows)
+        run, issue = costs(self.program, setting)
         played = play(self.program, run, issue, cluster.slowdown_of(self.plan.world), self.wiring, flows)
         spent = by_kind(played, inside(self.program, setting))
         return step_seconds(played), {kind: seconds / self.plan.world for kind, seconds in spent.items()}
 
-    def _setting(self, cluster: Cluster) -> Setting:
+    def _setting(self, cluster: Cluster, flows: Flows | None) -> Setting:
         alone = Setting(self.profile, cluster, speeds(self.profile, cluster))
-        flows = flows_of(self.program, self.plan, cluster)
         return beside_others(self.plan, self.program, alone, self.wiring, flows)

@@ -26,7 +26,7 @@ from trainplan.units import gb_per_s, seconds, significant
 
 FASTEST_MESSAGE = 2e-7  # seconds: what one core takes to hear of another's write
 SLOWEST_MESSAGE = 0.5
-MOST_SLOWED = 16.0  # times, by what goes on beside it
+MOST_SLOWED = 8.0  # times, by what goes on beside it
 MOST_SPREAD = 0.5
 MOST_DISPATCH = 5e-3
 # Curves that are of one kind: how a sum is made, how shares are, and the parts of one that goes through host memory.

@@ -32,6 +32,7 @@ OF_KINDS = 0.5  # a kind of operation that takes the whole step counts this much
 NOISE = 0.03  # at the least: what is nearer than this is right
 DOUBTS = np.log(2.0)  # a constant that is twice what it was is as unlikely as one run that is off by its noise
 GAIN = 0.02  # share of the error that a constant has to take away elsewhere
+MUCH = 0.1  # the same, to be taken in before all are looked at again
 EXACT = 1e-3  # an error that is not worth a constant
 MOVED = 0.05  # of a logarithm, to see what answers
 FOLDS = 4  # into which systems are dealt out
@@ -141,49 +142,73 @@ def calibrated(problem: Problem, among: Mask) -> tuple[Floats, list[int]]:
     inside = splits(problem.runs, among)
     worth = [place for place, joins in enumerate(problem.joins) if joins >= LEAST_JOINS]
     while worth and inside:
-        every = problem.answers(ways, worth)
-        helpful = _helpful(problem, ways, every, chosen, worth, inside, among)
-        if helpful is None:
+        judge = _Judge(problem, ways, problem.answers(ways, worth), inside, among)
+        if not chosen:  # what helps in no way by itself is not looked at again
+            worth = [place for place in worth if judge.score([place]) < judge.score([])]
+        more = judge.helpful(chosen, worth)
+        if not more:
             break
-        chosen = [*chosen, helpful]
+        chosen += more
         ways = fitted(problem, chosen, among, ways)
-    return ways, [place for place in chosen if ways[place]]
+    return _without_the_needless(problem, ways, chosen, inside, among)
 
 
-def _helpful(
-    problem: Problem, ways: Floats, every: Floats, chosen: Sequence[int], worth: Sequence[int], inside: Sequence[Split],
-    among: Mask,
-) -> int | None:  # fmt: skip
-    """The constant that makes held-out runs most right, beside those that are chosen; None: none is worth it."""
-    before = score(problem, ways, every, chosen, inside, among)
-    if before < EXACT:
-        return None
-    found = [
-        (score(problem, ways, every, [*chosen, place], inside, among), place) for place in worth if place not in chosen
-    ]
-    least, place = min(found, default=(before, -1))
-    return place if least < before * (1 - GAIN) else None
+def _without_the_needless(
+    problem: Problem, ways: Floats, chosen: Sequence[int], inside: Sequence[Split], among: Mask
+) -> tuple[Floats, list[int]]:
+    """What was taken in first may have stood for what came later: then it goes back to where it was."""
+    left = list(chosen)
+    judge = _Judge(problem, ways, problem.answers(ways, left), inside, among)
+    for place in chosen:
+        others = [other for other in left if other != place]
+        if judge.score(others, nought=[place]) <= judge.score(left) * (1 + GAIN / 2):
+            left = others
+    if len(left) < len(chosen):
+        ways = fitted(problem, left, among, np.where(np.isin(np.arange(len(ways)), left), ways, 0.0))
+    return ways, [place for place in left if ways[place]]
 
 
-def score(
-    problem: Problem, ways: Floats, every: Floats, chosen: Sequence[int], inside: Sequence[Split], among: Mask
-) -> float:
-    """The error on runs that were held out, one split after the other, by the straight lines of `every`."""
-    off = problem.off(ways)
-    errors, counts = 0.0, 0.0
-    for split in inside:
-        learned, held = (among & ~split.held)[problem.run], split.held[problem.run]
-        there = _solved(problem, ways, off, every, chosen, learned)
-        left = off[held] + every[held] @ (there - ways)
-        errors += float(np.abs(left) @ problem.counts[held])
-        counts += float(problem.counts[held].sum())
-    return errors / counts
+@dataclass(frozen=True)
+class _Judge:
+    """Tells by straight lines, from where constants are now, how right runs would be that were held out."""
+
+    problem: Problem
+    ways: Floats
+    every: Floats
+    inside: Sequence[Split]
+    among: Mask
+
+    def helpful(self, chosen: Sequence[int], worth: Sequence[int]) -> list[int]:
+        """Constants that make held-out runs more right beside those that are chosen, the best first: only those that
+        matter much, since the lines are not so straight; or else one."""
+        more, now = list[int](), self.score(chosen)
+        while now > EXACT:
+            rest = [place for place in worth if place not in chosen and place not in more]
+            least, place = min(((self.score([*chosen, *more, place]), place) for place in rest), default=(now, -1))
+            if least > now * (1 - (MUCH if more else GAIN)):
+                break
+            more, now = [*more, place], least
+        return more
+
+    def score(self, chosen: Sequence[int], nought: Sequence[int] = ()) -> float:
+        """The error on runs that were held out, one split after the other; those in `nought` are where they began."""
+        problem, errors, counts = self.problem, 0.0, 0.0
+        start = self.ways.copy()
+        start[list(nought)] = 0.0
+        off = problem.off(self.ways) + self.every @ (start - self.ways)
+        for split in self.inside:
+            learned, held = (self.among & ~split.held)[problem.run], split.held[problem.run]
+            there = _solved(problem, start, off, self.every, chosen, learned)
+            left = off[held] + self.every[held] @ (there - start)
+            errors += float(np.abs(left) @ problem.counts[held])
+            counts += float(problem.counts[held].sum())
+        return errors / counts
 
 
 def fitted(problem: Problem, chosen: Sequence[int], among: Mask, start: Floats) -> Floats:
     """The constants that are chosen, fitted to some runs: by straight lines, again and again."""
     ways, learned = start, among[problem.run]
-    for _ in range(8):
+    for _ in range(6):
         off = problem.off(ways)
         there = _solved(problem, ways, off, problem.answers(ways, chosen), chosen, learned)
         now, share = _loss(problem, ways, learned), 1.0
@@ -193,7 +218,7 @@ def fitted(problem: Problem, chosen: Sequence[int], among: Mask, start: Floats) 
             break
         step = share * (there - ways)
         ways = ways + step
-        if np.abs(step).max() < 1e-3:
+        if np.abs(step).max() < 5e-3:
             break
     return ways
 
