@@ -145,6 +145,8 @@ def predict(
     worst = int(np.argmax([u / limit for u, limit in zip(used, limits, strict=True)]))
     host, roomy = _on_hosts(plan, cluster, [peak.rank for peak in found], host_peaks(played), fold)
     busy = (compute_seconds(played) - np.bincount(program.rank, spoken, program.world)) / program.steps
+    if program.bound is None:  # where a rank ends its step late once, the next one may end sooner after it; but not all
+        step_s, unhindered = max(step_s, float(busy.max())), max(unhindered, float(busy.max()))
     arithmetic = utilisation(profile, cluster, plan.world, batch, step_s)
     steps_per_epoch = -(-profile.samples_per_epoch // batch)
     epoch_s = steps_per_epoch * step_s + max(0.0, played.makespan - program.steps * step_s)

@@ -15,7 +15,7 @@ from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.timeline import Timeline
 from trainplan.report.joined import Joined
-from trainplan.report.lines import cluster_lines, error_line, mfu_line, mfu_words, model_line, space_lines
+from trainplan.report.lines import cluster_lines, error_line, mfu_line, mfu_words, model_line, search_lines
 from trainplan.report.ran import Ran, summary
 from trainplan.report.table import gib_number, milliseconds, number, table
 from trainplan.report.timeline import draw
@@ -146,16 +146,8 @@ class Recommended:
     def __str__(self) -> str:
         r = self.recommendation
         lines = [model_line(r.profile, r.batch), cluster_lines(r.cluster)]
-        pruned = f"{r.pruned:,} not, as they cannot be among the best"
-        lines.append(
-            f"search   {r.considered:,} plans considered, {r.simulated:,} simulated, {pruned}; {seconds(r.seconds)}"
-        )
-        if r.floor_s is not None:
-            least = f"none of them takes less than {seconds(r.floor_s)}"
-            lines.append(f"         stopped early: {r.left:,} were left, though unlikely to be among the best; {least}")
-        if r.sizes is not None:
-            lines += space_lines(r)
-        lines += ["", self._plans() if r.ranked else "nothing fits"]
+        lines += search_lines(r)
+        lines += ["", self._plans() if r.ranked else _nothing(r)]
         if r.ranked:
             lines += ["", "why", *(f" {place:2}  {row.why}" for place, row in enumerate(r.ranked, 1))]
         if r.note and r.ranked:
@@ -195,6 +187,14 @@ class Recommended:
     def to_json(self) -> dict[str, Any]:
         data = self.recommendation.to_json()
         return {**data, "next": list(self.next), "runs": [ran.to_json() for ran in self.runs]}
+
+
+def _nothing(r: Recommendation) -> str:
+    """Why there is no table."""
+    if not r.missed:
+        return "nothing fits"
+    near = r.missed[0]
+    return f"nothing keeps to what was asked: {title(near.prediction.plan)}, the nearest, {near.by}"
 
 
 @dataclass(frozen=True)

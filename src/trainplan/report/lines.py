@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.describe import describe
-from trainplan.predict.predict import Prediction
+from trainplan.predict.predict import MEMORY_MARGIN, Prediction
 from trainplan.profile.profile import Profile
-from trainplan.search.answer import Recommendation
+from trainplan.search.answer import Recommendation, left_out
+from trainplan.search.objective import OBJECTIVES
 from trainplan.units import count, percent, seconds, significant
 
 
@@ -48,14 +49,33 @@ def cluster_lines(cluster: Cluster) -> str:
     return "cluster  " + describe(cluster).replace("\n", "\n         ")
 
 
-def space_lines(found: Recommendation) -> list[str]:
-    """What was searched where all was that can be predicted: how large it is field by field, and what is certain."""
-    sizes = " × ".join(f"{field} {size}" for field, size in (found.sizes or {}).items())
-    lines = [f"space    {sizes}, as far as they go together; {found.too_big:,} plans cannot fit"]
-    if found.bound_s is not None and found.gap is not None:
-        none = "so none is faster than #1" if not found.gap else f"so one may be {percent(found.gap)} faster than #1"
-        lines.append(f"bound    no plan that fits takes less than {seconds(found.bound_s)}, {none}")
-    lines.append("         tp, sequence, precision and recompute=selective are predicted, not yet run here")
+def search_lines(found: Recommendation) -> list[str]:
+    """What was searched: how large it is field by field, what was done with it, what is certain, and what is left out."""
+    pruned = f"{found.pruned:,} not, as they cannot be among the best"
+    lines = [
+        f"search   {found.considered:,} plans bounded, {found.simulated:,} simulated, {pruned}; {seconds(found.seconds)}"
+    ]
+    sizes = " × ".join(f"{field} {size}" for field, size in found.sizes.items() if size > 1) or "one plan"
+    lines.append(f"space    {sizes}, as far as they go together; {found.too_big:,} plans cannot fit")
+    lines.append("         then cuts, buckets, exchanges and loading of the best, by the clock")
+    lines.append(f"         not searched: {'; '.join(left_out())}")
+    if found.predicted:
+        lines.append("         tp, sequence, precision and recompute=selective are predicted, not yet run here")
+    if found.wishes.words:
+        lines.append(f"asked    {found.wishes.words}")
+    objective = OBJECTIVES[found.wishes.objective]
+    if found.bound is not None and found.gap is not None:
+        none = f"so none is {objective.than} than the first"
+        if found.better:
+            none = f"so one may be {percent(found.gap)} {objective.than} than the first that was found"
+        what = {"time": "takes", "money": "costs", "memory": "needs"}[objective.name]
+        lines.append(f"bound    no plan that fits {what} less than {objective.words(found.bound)}, {none}")
+    if found.left:
+        of = f", {found.better:,} of them to be the best" if found.better else ", none of them to be the best"
+        lines.append(f"         stopped early: {found.left:,} plans were left that may have a place in the table{of}")
+    lines.append(
+        f"margin   {percent(MEMORY_MARGIN)} of every device's memory is kept free, beside what its own libraries take"
+    )
     return lines
 
 

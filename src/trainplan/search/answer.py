@@ -8,8 +8,11 @@ from typing import Any
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
+from trainplan.plan.text import brief
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
+from trainplan.search.space import ALSO_LEFT_OUT, LEFT_OUT
+from trainplan.search.wishes import Wishes
 from trainplan.units import gib
 
 Progress = Callable[[str, float], None]
@@ -45,6 +48,17 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Missed:
+    """A plan that fits, and does not keep to what was asked for: the nearest there is."""
+
+    prediction: Prediction
+    by: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.prediction.to_json(), "by": self.by}
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """Plans, best first, and what was said about them."""
 
@@ -60,16 +74,21 @@ class Recommendation:
     batch: int
     profile: Profile = field(repr=False)
     cluster: Cluster = field(repr=False)
-    # Where all was searched that can be predicted: how many values each field has, how many plans do not fit by their
-    # bounds alone, and what no plan that fits can beat.
-    sizes: dict[str, int] | None = None
+    # How many values each field of a plan has in the space, how many plans do not fit by their bounds alone, what no
+    # plan that fits can beat, in units of the objective, and how many may be better than the best that was found.
+    sizes: dict[str, int] = field(default_factory=dict)
     too_big: int = 0
-    bound_s: float | None = None
+    bound: float | None = None
+    better: int = 0
+    gap: float | None = None  # how much better than the best there may be a plan, at most: 0 where there is none
+    predicted: str = ""  # the precision in which plans were searched that are not yet run
+    wishes: Wishes = Wishes()
+    missed: tuple[Missed, ...] = ()
 
     @property
-    def gap(self) -> float | None:
-        """How much faster than the best there may be a plan, at most: 0 where there is none; None: not worked out."""
-        return None if self.bound_s is None else max(0.0, 1 - self.bound_s / self.best.step_s)
+    def bound_s(self) -> float | None:
+        """What no plan that fits can beat, in seconds; None: it was not searched for time, or nothing fits."""
+        return self.bound if self.wishes.objective == "time" else None
 
     @property
     def pruned(self) -> int:
@@ -80,6 +99,13 @@ class Recommendation:
     def best(self) -> Prediction:
         """The winner."""
         if not self.ranked:
+            if self.missed:
+                near = self.missed[0]
+                raise PlanError(
+                    f"{self.profile.workload} on {self.cluster.name}, {self.wishes.words}",
+                    f"the nearest plan, {brief(near.prediction.plan)}, {near.by}",
+                    "more time or money, or other machines (trainplan budget)",
+                )
             nearest = self.rejected[0]
             raise PlanError(f"{self.profile.workload} on {self.cluster.name}", nearest.why, nearest.change)
         return self.ranked[0].prediction
@@ -101,9 +127,20 @@ class Recommendation:
             "seconds": self.seconds,
             "space": self.sizes,
             "too_big": self.too_big,
+            "left_out": left_out(),
+            "objective": self.wishes.objective,
+            "asked": self.wishes.words,
+            "bound": self.bound,
             "bound_s": self.bound_s,
+            "better": self.better,
+            "missed": [row.to_json() for row in self.missed],
             "gap": self.gap,
         }
+
+
+def left_out() -> list[str]:
+    """What a plan could say and is not searched for, each with the reason."""
+    return [*(f"schedule={word} ({why})" for word, why in LEFT_OUT.items()), *ALSO_LEFT_OUT]
 
 
 def overfull(p: Prediction) -> str:

@@ -1,9 +1,14 @@
-"""Very many plans, best first: the fastest that fits, and proof that none is faster.
+"""Very many plans, best first: the best that fits, and proof that none is better.
 
 Every plan of a space has a bound that it cannot beat (`floor.py`). The plan with the lowest bound is cut into stages,
-which gives a closer bound and a closer look at its memory; when a plan that is cut has the lowest bound of all, it is
-simulated. As soon as the fastest that was found takes no longer than the lowest bound, no other can be faster: the
-answer is that of simulating everything. After `most` simulations it stops, and says what none of the others can beat.
+which gives a closer bound and a closer look at its memory (`closer.py`); when a plan that is cut has the lowest bound of
+all, it is simulated. A few that are likely to be fast are simulated before, so that there is something to beat.
+
+As soon as the best that was found takes no longer than the lowest bound, no other can be better: the answer is that of
+simulating everything. It goes on until that is so of the last place in the table, too: a plan is passed over where
+plans of its own shape, or all that have a place, are better than its bound. It stops after so much work, and says what
+none of the others can beat: work is counted in passes of micro-batches through stages, and not in seconds, so that the
+answer is the same on every machine.
 """
 
 from __future__ import annotations
@@ -11,24 +16,25 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
-from trainplan.plan.plan import Plan, plan
-from trainplan.plan.rules import SPLIT_BACKWARD, TWO_WAYS
+from trainplan.plan.plan import Plan
 from trainplan.predict.predict import Prediction
-from trainplan.program.ops import Kind
-from trainplan.program.program import Ints
-from trainplan.program.schedules import orders_of
-from trainplan.search.blocks import Blocks
+from trainplan.search.closer import Closer
 from trainplan.search.columns import Space
-from trainplan.search.floor import Floors, floors, room
-from trainplan.solve.limits import usable
+from trainplan.search.distinct import Standing
+from trainplan.search.floor import Floats, Floors, floors
+from trainplan.search.likely import likely
+from trainplan.search.objective import TIME, Objective
 from trainplan.solve.partition.ranges import Tables
-from trainplan.solve.resolve import cuts, draft
+from trainplan.solve.resolve import draft
 
 Progress = Callable[[str, float], None]
+WORK = 100_000  # passes that are simulated, all in all
+_EACH = 200  # of them every plan costs, however small it is
+_CUT = 8  # … and cutting one
+SEEDS = 8  # plans that are simulated first, of different shapes
 
 
 @dataclass(frozen=True)
@@ -36,186 +42,101 @@ class Outcome:
     """What a search found, and what it did."""
 
     space: Space
-    fitting: tuple[Prediction, ...]  # of those that were simulated, fastest first
+    standing: Standing  # what may have a place in the table
+    fitting: tuple[Prediction, ...]  # of those that were simulated, best first
     over: tuple[Prediction, ...]  # of those that were simulated and do not fit, least over first
+    known: Floors
     too_big: int  # plans whose memory alone rules them out, before they were simulated
-    left: int  # plans that might be faster, where the search stopped early; 0: none is
-    bound_s: float  # what no plan of the space that fits can beat
-    tables: dict[int, Tables]
+    left: int  # plans that might have a place, where the search stopped early; 0: none has
+    better: int  # of these might be better than the best; 0: none is
+    bound: float  # what no plan of the space that fits can beat, in units of the objective
+    tables: Callable[[int], Tables]  # by row
 
     @property
     def gap(self) -> float:
-        """How much faster than the best that was found the fastest plan may be, at most; 0: it is the fastest."""
-        return 0.0 if not self.fitting else max(0.0, 1 - self.bound_s / self.fitting[0].step_s)
+        """How much better than the best that was found the best plan may be, at most; 0: it is the best."""
+        best = self.standing.objective.value(self.fitting[0]) if self.fitting else 0.0
+        return 0.0 if not best else max(0.0, 1 - self.bound / best)
 
 
-def best_first(space: Space, most: int, progress: Progress = lambda words, share: None) -> Outcome:
-    """The fastest plan of a space that fits, after no more than so many simulations."""
+def best_first(
+    space: Space,
+    top: int = 1,
+    work: float = WORK,
+    objective: Objective = TIME,
+    progress: Progress = lambda words, share: None,
+    meets: Callable[[Prediction], bool] = lambda p: True,
+) -> Outcome:
+    """The best plans of a space that fit and meet what else is asked for, after no more than so much work."""
     known = floors(space)
     closer = Closer(space, known)
-    order = np.flatnonzero(known.fits)
-    order = order[np.argsort(known.seconds[order], kind="stable")]
-    bounds, place = known.seconds[order], 0
+    standing = Standing(objective, space.cluster.world, top, meets)
+    floor = objective.floor(space, known)
+    order = np.flatnonzero(known.fits & np.isfinite(floor))
+    order = order[np.argsort(floor[order], kind="stable")]
+    bounds, place = floor[order], 0
     cut: list[tuple[float, int, tuple[int, ...]]] = []  # those that are: bound, row, cuts
-    found: list[Prediction] = []
-    best, lowest = float("inf"), float("inf")
+    done: set[int] = set()
+    spent, lowest = 0.0, float("inf")
+
+    def simulate(row: int, stages: tuple[int, ...]) -> None:
+        nonlocal spent
+        sketch = replace(space.sketch(row), stages=stages)
+        spent += cost(sketch)
+        done.add(row)
+        standing.add(draft(sketch, space.cluster, space.batch, closer.tables(row)), row)
+        progress(f"{len(done)} plans simulated", min(1.0, spent / work))
+
+    for row in _seeds(space, known, order, work):
+        bound, stages = closer(row)
+        if np.isfinite(bound):
+            simulate(row, stages)
     while True:
         lowest = min(bounds[place] if place < len(order) else np.inf, cut[0][0] if cut else np.inf)
-        if lowest >= best or np.isinf(lowest):
+        if lowest >= standing.last or np.isinf(lowest) or spent >= work:
             break
         if not cut or cut[0][0] > lowest:
             row = int(order[place])
             place += 1
+            if row in done or lowest >= standing.beaten(space.sketch(row)):
+                continue
             bound, stages = closer(row)
-            if bound < best:
-                heapq.heappush(cut, (bound, row, stages))
+            spent += _CUT
+            if np.isfinite(bound):
+                heapq.heappush(cut, (max(lowest, objective.closer(space, row, bound, lowest)), row, stages))
             continue
-        if len(found) >= most:
-            break
-        _, row, stages = heapq.heappop(cut)
-        p = draft(replace(space.sketch(row), stages=stages), space.cluster, space.batch, closer.tables(row))
-        found.append(p)
-        best = min(best, p.step_s) if p.fits else best
-        progress(f"{len(found)} plans simulated", len(found) / most)
-    stopped = lowest < best and not np.isinf(lowest)
+        bound, row, stages = heapq.heappop(cut)
+        if bound < standing.beaten(space.sketch(row)):
+            simulate(row, stages)
+    rest = np.append(bounds[place:], [bound for bound, *_ in cut])
+    best = standing.best
     return Outcome(
         space,
-        tuple(sorted((p for p in found if p.fits), key=lambda p: p.step_s)),
-        tuple(sorted((p for p in found if not p.fits), key=lambda p: p.peak_bytes / p.limit_bytes)),
+        standing,
+        tuple(standing.fitting),
+        tuple(standing.over),
+        known,
         int((~known.fits).sum()) + closer.too_big,
-        len(cut) + int((bounds[place:] < best).sum()) if stopped else 0,
+        int((rest < standing.last).sum()),
+        int((rest < best).sum()),
         float(min(lowest, best)),
-        closer.by_variant,
+        closer.tables,
     )
 
 
-class Closer:
-    """What a plan cannot beat once it is cut; what several plans share is worked out once."""
-
-    def __init__(self, space: Space, known: Floors) -> None:
-        self.space, self.known = space, known
-        self.by_variant: dict[int, Tables] = {}
-        self.usable, self.room = usable(space.cluster), room(space.cluster)
-        self.too_big = 0
-        self._blocks: dict[tuple[int, int], Blocks] = {}
-        self._cuts: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._held: dict[tuple[object, ...], np.ndarray] = {}
-
-    def tables(self, row: int) -> Tables:
-        number = int(self.known.variant[row])
-        if number not in self.by_variant:
-            self.by_variant[number] = Tables(self.known.profiles[number])
-        return self.by_variant[number]
-
-    def __call__(self, row: int) -> tuple[float, tuple[int, ...]]:
-        """Seconds that a step takes at least, and the cuts; without end where it cannot fit."""
-        space, bound = self.space, float(self.known.seconds[row])
-        sketch, number = space.sketch(row), int(self.known.variant[row])
-        local = -(-space.batch // sketch.dp)
-        samples, larger = divmod(local, sketch.micro)
-        small, large = (self._of(number, size) for size in (samples, samples + (larger > 0)))
-        stages: tuple[int, ...] = ()
-        key = (number, local, sketch.micro, sketch.recompute, sketch.schedule, sketch.pp, sketch.chunks)
-        if sketch.pp > 1:
-            if key not in self._cuts:
-                self._cuts[key] = cuts(sketch, space.cluster, space.batch, self.tables(row), self.usable)
-            stages = self._cuts[key]
-            hop, rate = float(self.known.hop[row]), float(self.known.summed[row])
-            bound = max(bound, _when_cut(sketch, stages, small, large, larger, hop))
-            bound = max(bound, _at_last(sketch, stages, small, large, larger, hop))
-            bound = max(bound, _exchanging(sketch, stages, small, rate))
-        if self._most(sketch, stages, small, large, larger, key) > self.room:
-            self.too_big += 1
-            return float("inf"), stages
-        return bound, stages
-
-    def _of(self, variant: int, samples: int) -> Blocks:
-        if (variant, samples) not in self._blocks:
-            of = self.known.lasting[variant], self.known.loud[variant]
-            self._blocks[variant, samples] = Blocks(*of, samples, self.known.fastest)
-        return self._blocks[variant, samples]
-
-    def _most(
-        self, sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, key: tuple[object, ...]
-    ) -> float:  # fmt: skip
-        """Bytes that the fullest rank has at least: what is there all the time, and what is in flight."""
-        first, kept = [0, *stages], "read" if sketch.recompute == "full" else "saved"
-        ranks = _passes(sketch.schedule, sketch.pp, sketch.chunks, sketch.micro)
-        if key not in self._held:
-            each = np.array([np.add.reduceat(getattr(part, kept), first) for part in (small, large)])
-            flying = (sign * each[(micro < larger).astype(np.int64), stage] for stage, micro, sign in ranks)
-            self._held[key] = np.array([np.cumsum(change).max() for change in flying])
-        share = 1 / sketch.sharers
-        whole = small.weights * (share if sketch.zero == 3 else 1.0) + small.states * (share if sketch.zero else 1.0)
-        if sketch.dp * sketch.lines > 1:
-            whole = whole + small.gradients * (share if sketch.zero > 1 else 1.0)
-        of_stage = np.add.reduceat(whole, first)
-        lasting = np.array([of_stage[held].sum() for held in _held(sketch.schedule, sketch.pp, sketch.chunks)])
-        return float((lasting + self._held[key]).max())
+def cost(sketch: Plan) -> float:
+    """About how much work it is to simulate a plan, in passes of a micro-batch through a stage."""
+    sections = sketch.blocks / sketch.pp if sketch.recompute == "full" or sketch.zero else 1.0
+    return _EACH + sketch.pp * sketch.chunks * sketch.micro * min(sections, 4.0)
 
 
-@lru_cache(maxsize=4096)
-def _passes(schedule: str, pp: int, chunks: int, micro: int) -> tuple[tuple[Ints, Ints, Ints], ...]:
-    """For every rank the stages that it passes, with which micro-batch, and whether forward (1) or back (-1)."""
-    last = Kind.W if schedule in SPLIT_BACKWARD else Kind.B
-    found = []
-    for order in orders_of(plan(pp=pp, schedule=schedule, chunks=chunks, micro=micro, blocks=pp * chunks)):
-        own = order[(order[:, 0] == Kind.F) | (order[:, 0] == last)]
-        found.append((own[:, 2], own[:, 3], np.where(own[:, 0] == Kind.F, 1, -1)))
-    return tuple(found)
-
-
-@lru_cache(maxsize=1024)
-def _held(schedule: str, pp: int, chunks: int) -> tuple[Ints, ...]:
-    """For every rank the stages that it holds."""
-    lines = plan(pp=pp, schedule=schedule, chunks=chunks, blocks=pp * chunks).placement
-    return tuple(
-        np.unique([stage for line in lines for stage, (own,) in enumerate(line) if own == rank]) for rank in range(pp)
-    )
-
-
-def _at_last(
-    sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, hop: float
-) -> float:  # fmt: skip
-    """The last micro-batch comes to the first stage after all others, goes through all stages and back."""
-    if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD:
-        return 0.0
-    mine = slice(0, stages[0])
-    ahead = (sketch.micro - 1 - larger) * small.again[mine].sum() + larger * large.again[mine].sum()
-    return float(ahead + small.once.sum()) + len(stages) * hop
-
-
-def _exchanging(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, rate: float) -> float:
-    """Gathers and scatters that passes wait for follow each other on a rank (but for the last of a step). The next step
-    ends at least those of one rank later, and which one is not known: so the least of them."""
-    if sketch.lines > 1 or sketch.zero < 2:
-        return 0.0
-    first = [0, *stages]
-    rank = np.arange(len(first)) % sketch.pp
-    once = rate * np.bincount(rank, weights=np.add.reduceat(blocks.alone, first))
-    return float(once.min()) * (sketch.micro - 1 + (sketch.micro if sketch.zero == 3 else 0))
-
-
-def _when_cut(
-    sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, hop: float
-) -> float:  # fmt: skip
-    """As `solve/least.py` has it: rank r cannot start before the stages ahead of its first, and what it does last must
-    go back through them; with the messages between."""
-    first, micro, full = [0, *stages], sketch.micro, sketch.recompute == "full"
-    once = np.add.reduceat(small.once, first)
-    each = [np.add.reduceat(part.once + part.again * full, first) for part in (small, large)]
-    own = (micro - larger) * each[0] + larger * each[1]  # of all micro-batches
-    if sketch.schedule == "gems":
-        return small.forward + micro * small.backward
-    if sketch.schedule in TWO_WAYS:
-        half = sketch.pp // 2
-        ahead = (np.cumsum(once) - once)[:half] + hop * np.arange(half)
-        return float((ahead + micro / 2 * (each[0] + each[0][::-1])[:half]).max())
-    if sketch.schedule in SPLIT_BACKWARD:
-        return 0.0
-    if sketch.schedule == "naive":
-        return float(micro * once.sum())
-    work = np.bincount(np.arange(len(own)) % sketch.pp, weights=own)
-    ahead = (np.cumsum(once) - once)[: sketch.pp] + hop * np.arange(sketch.pp)
-    found = float((ahead + work).max())
-    return max(found, float(once.sum() + (own - each[0]).max())) if sketch.schedule == "gpipe" else found
+def _seeds(space: Space, known: Floors, order: np.ndarray, work: float) -> list[int]:
+    """Rows that are likely to be fast, of different numbers of replicas and stages, as far as they are little work."""
+    guess: Floats = likely(space, known, order)
+    found: dict[tuple[int, ...], int] = {}
+    few = order[np.argsort(guess, kind="stable")[: 50 * SEEDS]]
+    for row in few.tolist():
+        shape = tuple(int(space.column(field)[row]) for field in ("dp", "tp", "pp", "spread"))
+        if len(found) < SEEDS and shape not in found and cost(space.sketch(row)) < work / (4 * SEEDS):
+            found[shape] = row
+    return list(found.values())

@@ -9,6 +9,7 @@ from trainplan.profile.by_block import by_block
 from trainplan.profile.profile import Profile
 
 Floats = NDArray[np.float64]
+_PARTS = ("backward_input_s", "backward_weight_s")
 
 
 class Lasting:
@@ -46,15 +47,26 @@ class Lasting:
 
 
 class Blocks:
-    """What each block takes for a micro-batch; `loud` has what ranks exchange inside passes as part of its seconds."""
+    """What each block takes for a micro-batch; `loud` has what ranks exchange inside passes as part of its seconds.
+    `joint`: the host that issues the work is the device that does it."""
 
-    def __init__(self, lasting: Lasting, loud: Profile, samples: int, fastest: float) -> None:
+    def __init__(self, lasting: Lasting, loud: Profile, samples: int, fastest: float, joint: bool = False) -> None:
         profile = lasting.profile
         forward, backward = (by_block(loud, name, samples) / fastest for name in ("forward_s", "backward_s"))
+        if joint:
+            forward = forward + by_block(profile, "forward_issue_s", samples) / fastest
+            backward = backward + by_block(profile, "backward_issue_s", samples) / fastest
         self.once, self.again = forward + backward, forward
         self.forward, self.backward = float(forward.sum()), float(backward.sum())
+        # Backward in two parts; where no gradient goes back from a block, it may be whole.
+        halves = profile.has_halves
+        parts = sum(by_block(profile, name, samples) for name in _PARTS) / fastest if halves else backward
+        self.parts = self.forward + float(np.minimum(parts, backward).sum())
         issued = by_block(profile, "forward_issue_s", samples) + by_block(profile, "backward_issue_s", samples)
         self.issue = float(issued.sum()) / fastest
+        # Beside passes, of one stage: adding up gradients, and the optimizer's step.
+        self.accumulate = sum(block.accumulate_s for block in profile.blocks) / fastest
+        self.update = profile.update_s(0, len(profile.blocks)) / fastest
         self.weights, self.gradients, self.states = lasting.weights, lasting.gradients, lasting.states
         self.alone = lasting.alone
         # What stays of a micro-batch: all that blocks save inside, or with recomputation what they read; and what
@@ -63,6 +75,7 @@ class Blocks:
         self.read = np.bincount(lasting.reader, weights=size, minlength=count)
         saved = np.bincount(lasting.reader, weights=size * lasting.kept, minlength=count)
         self.saved = by_block(profile, "saved_bytes", samples) + saved
+        self.least = np.minimum(self.saved, self.read)
         # The fewest bytes that cross between two blocks, there and back.
         there, back = (_crossing(lasting, part, count) for part in (size, size * lasting.back))
         self.hop = float((there + back).min()) if count > 1 and (np.minimum(there, back) > 0).all() else 0.0

@@ -9,6 +9,8 @@ ranks that share blocks multiply these without asking again.
     pp, dp         what is left of the devices, in all ways
     schedule, …    every order of work with its chunks, recomputation and what replicas share out, as rules allow
     micro          `solve.shape.micro_counts`
+    shard          those of a node share out, or all replicas
+    spread         stages with different numbers of ranks, of few devices (`space.spreads`)
 
 `tp`, `sequence` and `recompute=selective` are predicted, and not yet run: they are in the space only where that was
 asked for. A precision is not searched for: another one trains another model.
@@ -19,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +32,16 @@ from trainplan.plan.plan import WORDS, Plan, plan
 from trainplan.plan.sliced import SELECTIVE
 from trainplan.profile.profile import Profile
 from trainplan.profile.variant import Choice, refuse
-from trainplan.program.program import Ints
-from trainplan.search.space import RECOMPUTE, device_counts, outlines
+from trainplan.program.program import Bools, Ints
+from trainplan.search.space import device_counts, outlines, spreads
 from trainplan.solve.shape import micro_counts
 
-FIELDS = ("dp", "tp", "sequence", "pp", "schedule", "chunks", "micro", "recompute", "zero")
+FIELDS = (
+    "dp", "tp", "sequence", "pp", "schedule", "chunks", "pairs", "micro", "recompute", "zero", "shard", "spread",
+)  # fmt: skip
 _WORDS = {field: WORDS[field] for field in ("sequence", "schedule", "recompute")}
 _NAIVE = WORDS["schedule"].index("naive")
+_EXCEPT_LAST = WORDS["recompute"].index("except-last")
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Space:
     batch: int
     precision: str
     rows: Ints  # plan, field
+    spreads: tuple[tuple[int, ...], ...] = ((),)  # ranks of each stage, by number; the first: as many of each
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -57,8 +64,19 @@ class Space:
     def sketch(self, row: int) -> Plan:
         """The plan of a row, not yet cut into stages."""
         values = dict(zip(FIELDS, self.rows[row].tolist(), strict=True))
-        words = {field: words[values[field]] for field, words in _WORDS.items()}
+        words: dict[str, Any] = {field: words[values[field]] for field, words in _WORDS.items()}
+        words["spread"] = self.spreads[values["spread"]]
         return plan(**{**values, **words}, blocks=len(self.profile.blocks), precision=self.precision)
+
+    def only(self, keep: Bools) -> Space:
+        """Some of the plans."""
+        return replace(self, rows=self.rows[keep])
+
+    @cached_property
+    def ranks(self) -> Ints:
+        """Devices that each plan uses."""
+        many = np.array([sum(spread) for spread in self.spreads])[self.column("spread")]
+        return self.column("dp") * self.column("tp") * np.maximum(self.column("pp"), many)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -66,17 +84,22 @@ class Space:
         return {field: len(np.unique(self.column(field))) for field in FIELDS}
 
 
-def space(profile: Profile, cluster: Cluster, batch: int, precision: str = "fp32", predicted: bool = False) -> Space:
-    """Every plan there is. `predicted`: also with choices that can be predicted, and not yet be run.
-
-    >>> from trainplan.cluster.parse import cluster
-    >>> from trainplan.profile.profile import Profile
-    """
+def space(
+    profile: Profile,
+    cluster: Cluster,
+    batch: int,
+    precision: str = "fp32",
+    predicted: bool = False,
+    most_devices: int | None = None,
+) -> Space:
+    """Every plan there is. `predicted`: also with choices that can be predicted, and not yet be run."""
     shared = slicings(profile, cluster, precision) if predicted else [1]
-    recompute = [WORDS["recompute"].index(word) for word in (*RECOMPUTE, *((SELECTIVE,) if predicted else ()))]
+    words = WORDS["recompute"]
+    recompute = [words.index(word) for word in words if predicted or word != SELECTIVE]
     blocks, known = len(profile.blocks), dict[tuple[int, bool], dict[int, Ints]]()
-    found = []
-    for used in device_counts(cluster):
+    inside = len(cluster.nodes[0].devices) if len(cluster.nodes) > 1 else 0
+    found, spread = [], [()]
+    for used in device_counts(cluster, most_devices):
         for tp in (tp for tp in shared if used % tp == 0):
             left = used // tp
             for pp in (pp for pp in range(1, min(left, blocks) + 1) if left % pp == 0 and left // pp <= batch):
@@ -84,9 +107,13 @@ def space(profile: Profile, cluster: Cluster, batch: int, precision: str = "fp32
                 key = pp, dp > 1
                 if key not in known:
                     known[key] = _ways(*key, blocks, profile.has_halves, recompute)
+                groups = [0, *([inside] if 1 < inside < dp and dp % inside == 0 else [])]
                 for fewest, ways in known[key].items():
-                    found += list(_rows(dp, tp, pp, ways, _counts(dp, pp, fewest, batch)))
-    return Space(profile, cluster, batch, precision, np.concatenate(found))
+                    found += list(_rows(dp, tp, pp, ways, _counts(dp, pp, fewest, batch), groups))
+        for each in spreads(used, blocks):
+            spread.append(each)
+            found.append(_spread(each, len(spread) - 1, batch, recompute))
+    return Space(profile, cluster, batch, precision, np.concatenate(found), tuple(spread))
 
 
 def slicings(profile: Profile, cluster: Cluster, precision: str) -> list[int]:
@@ -118,7 +145,9 @@ def _ways(pp: int, several: bool, blocks: int, in_parts: bool, recompute: list[i
                 continue
             zeros = [0, *(zero for zero in (1, 2, 3) if rules.can_share(replace(sketch, zero=zero)))]
             schedule = WORDS["schedule"].index(outline.schedule)
-            found.setdefault(fewest, []).extend((schedule, outline.chunks, again, zero) for zero in zeros)
+            found.setdefault(fewest, []).extend(
+                (schedule, outline.chunks, outline.pairs, again, zero) for zero in zeros
+            )
     return {fewest: np.array(rows, dtype=np.int64) for fewest, rows in found.items()}
 
 
@@ -127,11 +156,30 @@ def _counts(dp: int, pp: int, fewest: int, batch: int) -> Ints:
     return np.array([count for count in few + many if count >= fewest], dtype=np.int64)
 
 
-def _rows(dp: int, tp: int, pp: int, ways: Ints, counts: Ints) -> Iterator[Ints]:
-    """Every way with every number of micro-batches; one stage has nothing to order, and one micro-batch one order."""
+def _rows(dp: int, tp: int, pp: int, ways: Ints, counts: Ints, groups: list[int]) -> Iterator[Ints]:
+    """Every way with every number of micro-batches; one stage has nothing to order, and one micro-batch one order. Of
+    one stage no micro-batch is left that need not be recomputed."""
     way, micro = np.repeat(ways, len(counts), axis=0), np.tile(counts, len(ways))
     ordered = (way[:, 0] == _NAIVE) | (micro > 1) if pp > 1 else way[:, 0] == _NAIVE
+    ordered &= (way[:, 3] != _EXCEPT_LAST) | ((micro > 1) & (pp > 1))
     way, micro = way[ordered], micro[ordered]
     for sequence in range(len(WORDS["sequence"]) if tp > 1 else 1):
-        same = (np.full(len(way), value) for value in (dp, tp, sequence, pp))
-        yield np.column_stack([*same, way[:, 0], way[:, 1], micro, way[:, 2], way[:, 3]])
+        for shard in groups:
+            shared = way[:, 4] > 0 if shard else np.ones(len(way), dtype=bool)
+            same = [np.full(int(shared.sum()), value) for value in (dp, tp, sequence, pp, shard, 0)]
+            own = way[shared]
+            yield np.column_stack([*same[:4], own[:, :3], micro[shared], own[:, 3:], *same[4:]])
+
+
+def _spread(each: tuple[int, ...], number: int, batch: int, recompute: list[int]) -> Ints:
+    """Stages with so many ranks each, in every order of work that goes with them."""
+    found, pp = [], len(each)
+    for schedule in rules.SPREAD:
+        for micro in _counts(1, pp, max(each), batch).tolist():
+            for again in recompute:
+                word = WORDS["recompute"][again]
+                sketch = plan(pp=pp, spread=each, schedule=schedule, micro=micro, recompute=word)
+                if (micro > 1 or schedule == "naive") and word != SELECTIVE and rules.is_order(sketch):
+                    where = WORDS["schedule"].index(schedule)
+                    found.append((1, 1, 0, pp, where, 1, 1, micro, again, 0, 0, number))
+    return np.array(found, dtype=np.int64).reshape(-1, len(FIELDS))

@@ -9,6 +9,8 @@ backward passes, H seconds of a message there and back, and C those of all sums 
     1f1b             max over stages of T before + m · own   … of the best cuts that there are
     all others       m · W / p                               all ranks compute all the time
     and, of all      T + (stages − 1) · H         a micro-batch goes through all of them and back
+    two parts        m · W / p, alone             gradients of weights may be left for the next step's beginning
+    one stage        m · W, and what is added up and stepped beside it
     one stage        m · W − B + C                nothing can be summed before the last backward pass begins
       zero=1         … and the gathering of all weights, as far as it takes longer than the first forward pass
       zero=2, 3      gathers and scatters follow each other: G + m · S, and m · (G + S)
@@ -32,13 +34,16 @@ from numba import njit
 from numpy.typing import NDArray
 
 from trainplan.cluster.cluster import Cluster
-from trainplan.plan.plan import WORDS
+from trainplan.plan.plan import WORDS, plan
+from trainplan.plan.rules import SPLIT_BACKWARD
 from trainplan.predict import collectives
+from trainplan.predict.contention import at_least
 from trainplan.predict.cost import TALKS
 from trainplan.predict.planned import planned
 from trainplan.predict.predict import MEMORY_MARGIN
 from trainplan.predict.speeds import speeds
 from trainplan.profile.profile import Block, Exchange, Profile
+from trainplan.program.lower.backend import backend
 from trainplan.program.program import Bools, Ints
 from trainplan.search.blocks import Blocks, Lasting
 from trainplan.search.columns import Space
@@ -46,8 +51,12 @@ from trainplan.search.columns import Space
 Floats = NDArray[np.float64]
 _SCHEDULE = {word: place for place, word in enumerate(WORDS["schedule"])}
 _FULL = WORDS["recompute"].index("full")
+# What stays of a micro-batch: what blocks save, or what they read; where only some are recomputed, the less of both.
+_KEPT = np.array([{"full": 1, "except-last": 2}.get(word, 0) for word in WORDS["recompute"]])
 _IN_TURN = [_SCHEDULE[word] for word in ("1f1b", "1f1b-early")]
 _TWO_WAYS = [_SCHEDULE[word] for word in ("gems", "chimera", "chimera-doubled")]
+_IN_PARTS = [_SCHEDULE[word] for word in SPLIT_BACKWARD]
+_BESIDE = ("accumulate", "update")
 _CLOSE = 1e-4  # how closely the best cuts are found
 _LARGE = 2**30  # bytes, from which on what a collective takes beside its bytes does not grow
 
@@ -66,6 +75,8 @@ class Floors:
     hop: Floats  # seconds of a message between stages, there and back, at least
     summed: Floats  # seconds of summing a byte of gradients over replicas, at least
     lasting: tuple[Lasting, ...]  # of `profiles`
+    joint: bool  # whether the seconds of the host that issues passes are part of theirs
+    bytes: Floats  # that the fullest rank has at least, whatever the cuts
 
 
 def floors(space: Space) -> Floors:
@@ -79,7 +90,10 @@ def floors(space: Space) -> Floors:
     # What several rows share is worked out once: blocks by variant and samples.
     numbers, which = _unique(np.tile(variant, 2), np.concatenate([samples, samples + (larger > 0)]))
     lasting = tuple(map(Lasting, profiles))
-    parts = [Blocks(lasting[v], loud[v], n, fastest) for v, n in numbers.tolist()]
+    # (Beside others of its node compute takes longer, and not so the host: then what both take is for `solve/least.py`.)
+    crowded = bool(space.cluster.contention or space.cluster.spread)
+    joint = backend(space.cluster.backend).host_computes and not crowded
+    parts = [Blocks(lasting[v], loud[v], n, fastest, joint) for v, n in numbers.tolist()]
     small, large = np.split(which, 2)
     fits = _fits(space, parts, small, large, larger)
     seconds = np.full(len(space), np.inf)
@@ -89,22 +103,31 @@ def floors(space: Space) -> Floors:
     hop[own], summed[own] = _hops(space, rows, parts), _rates(space, rows)
     gradients = np.array([part.gradients.sum() for part in lasting])[rows.variant]
     seconds[own] = _seconds(rows, parts, gradients * summed[own], hop[own])
-    return Floors(seconds, fits, variant, tuple(profiles), tuple(loud), fastest, hop, summed, lasting)
+    if crowded:
+        none = np.zeros(len(own))
+        seconds[own] = np.maximum(seconds[own], _crowded(space, rows) * _seconds(rows, parts, none, none, device=True))
+    return Floors(
+        seconds, fits, variant, tuple(profiles), tuple(loud), fastest, hop, summed, lasting, joint,
+        _bytes(space, parts, small),
+    )  # fmt: skip
 
 
 class _Rows:
     """Some rows of a space: a field each, and what their micro-batches are."""
 
     def __init__(self, space: Space, own: Ints, variant: Ints, small: Ints, large: Ints, larger: Ints) -> None:
-        fields = ("dp", "tp", "pp", "micro", "zero", "schedule", "chunks")
-        self.dp, self.tp, self.pp, self.micro, self.zero, self.schedule, self.chunks = (
+        fields = ("dp", "tp", "pp", "micro", "zero", "shard", "schedule", "chunks")
+        self.dp, self.tp, self.pp, self.micro, self.zero, self.shard, self.schedule, self.chunks = (
             space.column(field)[own] for field in fields
         )
+        self.spread, self.ranks = space.column("spread")[own] > 0, space.ranks[own] // (self.dp * self.tp)
+        self.slowest = _slowest(space, own)
         self.full = space.column("recompute")[own] == _FULL
         self.variant, self.small, self.large, self.larger = variant, small, large, larger
 
 
-def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats) -> Floats:
+def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device: bool = False) -> Floats:
+    """`device`: of the devices alone, without hosts."""
     micro, pp, zero, schedule = rows.micro, rows.pp, rows.zero, rows.schedule
     once, again = (np.array([getattr(part, name) for part in parts]) for name in ("once", "again"))
     sides = ("forward", "backward", "issue")
@@ -117,11 +140,11 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats) -> Flo
     through = once.sum(axis=1)
     whole = all_of_them(through)
     work = whole + np.where(rows.full, all_of_them(again.sum(axis=1)), 0.0)
-    found = np.maximum(work, all_of_them(issue)) / pp
+    found = np.maximum(work * rows.slowest, all_of_them(issue) * (not device)) / rows.ranks
     # The best cuts: of orders in turn with what goes before a stage, of gpipe with one micro-batch less.
-    several, gpipe = pp > 1, schedule == _SCHEDULE["gpipe"]
+    several, gpipe = pp > 1, (schedule == _SCHEDULE["gpipe"]) & ~rows.spread
     in_turn, two_ways = np.isin(schedule, _IN_TURN), np.isin(schedule, _TWO_WAYS)
-    cut = np.flatnonzero(several & ~two_ways)
+    cut = np.flatnonzero(several & ~two_ways & ~rows.spread)
     columns = (
         rows.small, rows.large, rows.full.astype(np.int64), pp * rows.chunks, in_turn.astype(np.int64),
         micro - rows.larger - gpipe, rows.larger,
@@ -130,14 +153,57 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats) -> Flo
     best = np.zeros(len(pp))
     best[cut] = _best_cuts(np.cumsum(once, axis=1), np.cumsum(again, axis=1), keys)[row]
     found = np.maximum(found, best + np.where(gpipe & several, through[rows.small], 0.0))
-    found = np.where(schedule == _SCHEDULE["naive"], np.maximum(found, whole), found)
-    found = np.maximum(found, through[rows.large] + (pp * rows.chunks - 1 - (schedule == _SCHEDULE["zb-v"])) * hop)
+    found = np.where((schedule == _SCHEDULE["naive"]) & ~rows.spread, np.maximum(found, whole), found)
+    found = np.maximum(found, through[rows.large] + (pp * rows.chunks - 1) * hop * ~rows.spread)
     # Communication, of one stage: what is computed before the last backward pass begins, and then the sums.
     gathers = np.where(zero > 0, sums, 0.0)
     late = np.maximum(0.0, gathers - forward[rows.large])
     busy = np.where(zero == 3, micro * (gathers + sums), np.where(zero == 2, gathers + micro * sums, 0.0))
-    talk = np.maximum(work - backward[rows.large] + late + sums, busy)
-    return np.where(several, found, np.maximum(found, talk))
+    last = backward[rows.large] + np.where(rows.full, again.sum(axis=1)[rows.large], 0.0)
+    accumulate, update = (np.array([getattr(part, name) for part in parts])[rows.small] for name in _BESIDE)
+    alone = work * rows.slowest + (micro - 1) * accumulate + np.where(zero == 0, update, 0.0)
+    talk = np.maximum(work - last + late + sums, busy)
+    found = np.where(several, found, np.maximum(found, np.maximum(alone, talk)))
+    # Gradients of weights can be left for the time in which the next step has begun: only their work is certain.
+    halves = all_of_them(np.array([part.parts for part in parts])) * rows.slowest / pp
+    return np.where(np.isin(schedule, _IN_PARTS), halves, found)
+
+
+def _slowest(space: Space, own: Ints) -> Floats:
+    """How many times as long the fastest device would take as the devices of the replica with the slowest do on
+    average: 1 where all are alike."""
+    pace = np.array(speeds(space.profile, space.cluster))
+    if len(set(pace.tolist())) == 1:
+        return np.ones(len(own))
+    ranks = space.ranks[own] // (space.column("dp")[own] * space.column("tp")[own])
+    keys, which = _unique(space.column("dp")[own], space.column("tp")[own], ranks)
+    found = np.empty(len(keys))
+    for k, (dp, tp, many) in enumerate(keys.tolist()):
+        # A group that shares stages is as fast as its first rank says: its ranks are alike, or nothing is certain.
+        replicas = pace[: dp * tp * many].reshape(many, dp, tp).max(axis=2)
+        found[k] = pace.max() * many / replicas.sum(axis=0).min()
+    return np.asarray(found[which])
+
+
+def _crowded(space: Space, rows: _Rows) -> Floats:
+    """How many times as long compute takes at least, since devices of a node compute at once."""
+    keys, which = _unique(rows.dp, rows.tp, rows.ranks)
+    plans = [plan(dp=dp, tp=tp, pp=ranks) for dp, tp, ranks in keys.tolist()]
+    return np.array([at_least(each, space.cluster, space.batch).least for each in plans])[which]
+
+
+def _bytes(space: Space, parts: list[Blocks], small: Ints) -> Floats:
+    """Bytes that the fullest rank has at least, whatever the cuts: weights, states and what one micro-batch leaves,
+    shared out evenly."""
+    names = ("weights", "states", "least")
+    weights, states, least = (np.array([getattr(part, name).sum() for part in parts])[small] for name in names)
+    zero, sharers = space.column("zero"), _sharers(space)
+    lasting = weights / np.where(zero == 3, sharers, 1) + states / np.where(zero > 0, sharers, 1)
+    return np.asarray((lasting + least) * space.column("dp") * space.column("tp") / space.ranks)
+
+
+def _sharers(space: Space) -> Ints:
+    return np.where(space.column("shard") > 0, space.column("shard"), space.column("dp"))
 
 
 def _unique(*columns: Ints) -> tuple[Ints, Ints]:
@@ -225,11 +291,11 @@ def _rates(space: Space, rows: _Rows) -> Floats:
     """Seconds a byte of summing gradients over replicas, or of gathering or scattering what they share out; nothing
     where it is not certain how groups lie."""
     cluster, inside = space.cluster, len(space.cluster.nodes[0].devices)
-    keys, which = _unique(rows.dp, rows.tp, (rows.zero > 0).astype(np.int64))
+    keys, which = _unique(rows.dp, rows.tp, (rows.zero > 0).astype(np.int64), rows.shard)
     found = np.zeros(len(keys))
-    for k, (replicas, sharing, shares) in enumerate(keys.tolist()):
+    for k, (replicas, sharing, shares, shard) in enumerate(keys.tolist()):
         span = replicas * sharing
-        even = cluster.uniform and inside % sharing == 0 and (span % inside == 0 or inside % span == 0)
+        even = not shard and cluster.uniform and inside % sharing == 0 and (span % inside == 0 or inside % span == 0)
         if replicas > 1 and even:
             rule = collectives.reduce_scatter if shares else collectives.all_reduce
             members = tuple(range(0, span, sharing))
@@ -241,7 +307,7 @@ def _rates(space: Space, rows: _Rows) -> Floats:
 def _hops(space: Space, rows: _Rows, parts: list[Blocks]) -> Floats:
     """Seconds of a message between stages, there and back: stages of one pipeline are so many ranks apart."""
     cluster, inside = space.cluster, len(space.cluster.nodes[0].devices)
-    if not cluster.uniform or rows.pp.max() == 1:
+    if not cluster.uniform or rows.pp.max(initial=1) == 1:
         return np.zeros(len(rows.pp))
     away = (rows.dp * rows.tp) % inside == 0  # then every message leaves its node
     links = [cluster.nodes[0].inside, cluster.link(0, inside) if len(cluster.nodes) > 1 else cluster.nodes[0].inside]
@@ -254,15 +320,20 @@ def _hops(space: Space, rows: _Rows, parts: list[Blocks]) -> Floats:
 
 
 def _fits(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger: Ints) -> Bools:
-    names = ("saved", "read", "weights", "gradients", "states")
-    saved, read, weights, gradients, states = (np.array([getattr(part, name) for part in parts]) for name in names)
+    names = ("saved", "read", "least", "weights", "gradients", "states")
+    saved, read, least, weights, gradients, states = (
+        np.array([getattr(part, name) for part in parts]) for name in names
+    )
     dp, pp, micro, zero, schedule, chunks = (
         space.column(field) for field in ("dp", "pp", "micro", "zero", "schedule", "chunks")
     )
     words = np.array([_SCHEDULE[word] for word in ("gpipe", "looped", "1f1b", "1f1b-early")])
+    # Of stages with several ranks none has more than one micro-batch for certain, as in an order that is none of these.
+    schedule = np.where(space.column("spread") > 0, _SCHEDULE["naive"], schedule)
+    kept = _KEPT[space.column("recompute")]
     return _have_room(
-        saved, read, weights, gradients, states, small, large, larger, space.column("recompute") == _FULL, dp, pp,
-        micro, zero, chunks, schedule, np.isin(schedule, _TWO_WAYS), words, room(space.cluster),
+        np.stack([saved, read, least]), weights, gradients, states, small, large, larger, kept, dp, _sharers(space),
+        pp, micro, zero, chunks, schedule, np.isin(schedule, _TWO_WAYS), words, room(space.cluster),
     )  # fmt: skip
 
 
@@ -275,18 +346,18 @@ def room(cluster: Cluster) -> float:
 
 @njit(cache=True)
 def _have_room(
-    saved: Floats, read: Floats, weights: Floats, gradients: Floats, states: Floats, small: Ints, large: Ints,
-    larger: Ints, full: Bools, dp: Ints, pp: Ints, micro: Ints, zero: Ints, chunks: Ints, schedule: Ints,
+    left: Floats, weights: Floats, gradients: Floats, states: Floats, small: Ints, large: Ints, larger: Ints,
+    which: Ints, dp: Ints, sharers: Ints, pp: Ints, micro: Ints, zero: Ints, chunks: Ints, schedule: Ints,
     two_ways: Bools, words: Ints, limit: float,
 ) -> Bools:  # fmt: skip
     """Whether some cuts may fit. The larger micro-batches come first, so they are among those in flight."""
     found = np.empty(len(small), np.bool_)
-    blocks = saved.shape[1]
+    blocks = weights.shape[1]
     gpipe, looped, in_turn, early = words
     for row in range(len(small)):
         w, m, stages = small[row], micro[row], pp[row]
-        each, more = (read[w], read[large[row]]) if full[row] else (saved[w], saved[large[row]])
-        share = 1.0 / dp[row]
+        each, more = left[which[row], w], left[which[row], large[row]]
+        share = 1.0 / sharers[row]
         weight = share if zero[row] == 3 else 1.0
         gradient = share if zero[row] >= 2 else 1.0
         state = share if zero[row] >= 1 else 1.0

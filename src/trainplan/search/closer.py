@@ -1,0 +1,173 @@
+"""What a plan cannot beat once it is cut into stages, and what its fullest rank has at least: closer than `floor.py`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from trainplan.plan.plan import Plan, plan
+from trainplan.plan.rules import SPLIT_BACKWARD, TWO_WAYS
+from trainplan.program.ops import Kind
+from trainplan.program.program import Ints
+from trainplan.program.schedules import orders_of
+from trainplan.search.blocks import Blocks
+from trainplan.search.columns import Space
+from trainplan.search.floor import Floors, room
+from trainplan.solve.least import Least
+from trainplan.solve.limits import usable
+from trainplan.solve.partition.ranges import Tables
+from trainplan.solve.resolve import cuts
+
+
+class Closer:
+    """What a plan cannot beat once it is cut; what several plans share is worked out once."""
+
+    def __init__(self, space: Space, known: Floors) -> None:
+        self.space, self.known = space, known
+        self.by_variant: dict[int, Tables] = {}
+        self.usable, self.room = usable(space.cluster), room(space.cluster)
+        self.too_big = 0
+        self._mixed = len(space.cluster.kinds) > 1
+        # Where ranks slow each other down, or hosts are devices, `solve/least.py` knows more.
+        self._beside = bool(space.cluster.contention or space.cluster.spread) or known.joint
+        self._blocks: dict[tuple[int, int], Blocks] = {}
+        self._cuts: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._held: dict[tuple[object, ...], np.ndarray] = {}
+
+    def tables(self, row: int) -> Tables:
+        number = int(self.known.variant[row])
+        if number not in self.by_variant:
+            self.by_variant[number] = Tables(self.known.profiles[number])
+        return self.by_variant[number]
+
+    def __call__(self, row: int) -> tuple[float, tuple[int, ...]]:
+        """Seconds that a step takes at least, and the cuts; without end where it cannot fit."""
+        space, bound = self.space, float(self.known.seconds[row])
+        sketch, number = space.sketch(row), int(self.known.variant[row])
+        local = -(-space.batch // sketch.dp)
+        samples, larger = divmod(local, sketch.micro)
+        small, large = (self._of(number, size) for size in (samples, samples + (larger > 0)))
+        stages: tuple[int, ...] = ()
+        key = (number, local, sketch.micro, sketch.recompute, sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
+        if self._mixed or sketch.spread:  # then it matters where stages are
+            key = (*key, sketch.dp, sketch.spread)
+        if sketch.pp > 1:
+            if key not in self._cuts:
+                self._cuts[key] = cuts(sketch, space.cluster, space.batch, self.tables(row), self.usable)
+            stages = self._cuts[key]
+            if sketch.spread:
+                return max(bound, _of_several(sketch, stages, small)), stages
+            if self._beside:
+                least = Least(sketch, space.cluster, space.batch, self.tables(row))
+                bound = max(bound, least(stages))
+            hop, rate = float(self.known.hop[row]), float(self.known.summed[row])
+            bound = max(bound, _when_cut(sketch, stages, small, large, larger, hop))
+            bound = max(bound, _at_last(sketch, stages, small, large, larger, hop))
+            bound = max(bound, _exchanging(sketch, stages, small, rate))
+        if self._most(sketch, stages, small, large, larger, key) > self.room:
+            self.too_big += 1
+            return float("inf"), stages
+        return bound, stages
+
+    def _of(self, variant: int, samples: int) -> Blocks:
+        if (variant, samples) not in self._blocks:
+            of = self.known.lasting[variant], self.known.loud[variant]
+            self._blocks[variant, samples] = Blocks(*of, samples, self.known.fastest, self.known.joint)
+        return self._blocks[variant, samples]
+
+    def _most(
+        self, sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, key: tuple[object, ...]
+    ) -> float:  # fmt: skip
+        """Bytes that the fullest rank has at least: what is there all the time, and what is in flight."""
+        first, kept = [0, *stages], {"full": "read", "except-last": "least"}.get(sketch.recompute, "saved")
+        ranks = _passes(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs, sketch.micro)
+        if key not in self._held:
+            each = np.array([np.add.reduceat(getattr(part, kept), first) for part in (small, large)])
+            flying = (sign * each[(micro < larger).astype(np.int64), stage] for stage, micro, sign in ranks)
+            self._held[key] = np.array([np.cumsum(change).max() for change in flying])
+        share = 1 / sketch.sharers
+        whole = small.weights * (share if sketch.zero == 3 else 1.0) + small.states * (share if sketch.zero else 1.0)
+        if sketch.dp * sketch.lines > 1:
+            whole = whole + small.gradients * (share if sketch.zero > 1 else 1.0)
+        of_stage = np.add.reduceat(whole, first)
+        order = sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs
+        lasting = np.array([of_stage[held].sum() for held in _held(*order)])
+        return float((lasting + self._held[key]).max())
+
+
+@lru_cache(maxsize=4096)
+def _passes(schedule: str, pp: int, chunks: int, pairs: int, micro: int) -> tuple[tuple[Ints, Ints, Ints], ...]:
+    """For every rank the stages that it passes, with which micro-batch, and whether forward (1) or back (-1)."""
+    last = Kind.W if schedule in SPLIT_BACKWARD else Kind.B
+    found = []
+    whole = plan(pp=pp, schedule=schedule, chunks=chunks, pairs=pairs, micro=micro, blocks=pp * chunks)
+    for order in orders_of(whole):
+        own = order[(order[:, 0] == Kind.F) | (order[:, 0] == last)]
+        found.append((own[:, 2], own[:, 3], np.where(own[:, 0] == Kind.F, 1, -1)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _held(schedule: str, pp: int, chunks: int, pairs: int) -> tuple[Ints, ...]:
+    """For every rank the stages that it holds."""
+    lines = plan(pp=pp, schedule=schedule, chunks=chunks, pairs=pairs, blocks=pp * chunks).placement
+    return tuple(
+        np.unique([stage for line in lines for stage, (own,) in enumerate(line) if own == rank]) for rank in range(pp)
+    )
+
+
+def _of_several(sketch: Plan, stages: tuple[int, ...], small: Blocks) -> float:
+    """The ranks of a stage take turns, so one of them has as large a part of the micro-batches as any."""
+    each = small.once + small.again * (sketch.recompute == "full")
+    own = np.add.reduceat(each, [0, *stages])
+    return float(max(-(-sketch.micro // ranks) * work for ranks, work in zip(sketch.spread, own, strict=True)))
+
+
+def _at_last(
+    sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, hop: float
+) -> float:  # fmt: skip
+    """The last micro-batch comes to the first stage after all others, goes through all stages and back."""
+    if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD:
+        return 0.0
+    mine = slice(0, stages[0])
+    ahead = (sketch.micro - 1 - larger) * small.again[mine].sum() + larger * large.again[mine].sum()
+    return float(ahead + small.once.sum()) + len(stages) * hop
+
+
+def _exchanging(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, rate: float) -> float:
+    """Gathers and scatters that passes wait for follow each other on a rank (but for the last of a step). The next step
+    ends at least those of one rank later, and which one is not known: so the least of them."""
+    if sketch.lines > 1 or sketch.zero < 2:
+        return 0.0
+    first = [0, *stages]
+    rank = np.arange(len(first)) % sketch.pp
+    once = rate * np.bincount(rank, weights=np.add.reduceat(blocks.alone, first))
+    return float(once.min()) * (sketch.micro - 1 + (sketch.micro if sketch.zero == 3 else 0))
+
+
+def _when_cut(
+    sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, hop: float
+) -> float:  # fmt: skip
+    """As `solve/least.py` has it: rank r cannot start before the stages ahead of its first, and what it does last must
+    go back through them; with the messages between."""
+    first, micro, full = [0, *stages], sketch.micro, sketch.recompute == "full"
+    once = np.add.reduceat(small.once, first)
+    each = [np.add.reduceat(part.once + part.again * full, first) for part in (small, large)]
+    own = (micro - larger) * each[0] + larger * each[1]  # of all micro-batches
+    if sketch.schedule == "gems":
+        return small.forward + micro * small.backward
+    if sketch.pairs > 1:
+        return micro * float(each[0].sum()) / sketch.pp
+    if sketch.schedule in TWO_WAYS:
+        half = sketch.pp // 2
+        ahead = (np.cumsum(once) - once)[:half] + hop * np.arange(half)
+        return float((ahead + micro / 2 * (each[0] + each[0][::-1])[:half]).max())
+    if sketch.schedule in SPLIT_BACKWARD:
+        return 0.0
+    if sketch.schedule == "naive":
+        return float(micro * once.sum())
+    work = np.bincount(np.arange(len(own)) % sketch.pp, weights=own)
+    ahead = (np.cumsum(once) - once)[: sketch.pp] + hop * np.arange(sketch.pp)
+    found = float((ahead + work).max())
+    return max(found, float(once.sum() + (own - each[0]).max())) if sketch.schedule == "gpipe" else found
