@@ -6,7 +6,7 @@ all, it is simulated. A few that are likely to be fast are simulated before, so 
 
 As soon as the best that was found takes no longer than the lowest bound, no other can be better: the answer is that of
 simulating everything. It goes on until that is so of the last place in the table, too: a plan is passed over where
-plans of its own shape, or all that have a place, are better than its bound. It stops after so much work, and says what
+all that have a place are better than its bound, or where it could hardly be better than another of its own shape. It stops after so much work, and says what
 none of the others can beat: work is counted in passes of micro-batches through stages, and not in seconds, so that the
 answer is the same on every machine.
 """
@@ -21,8 +21,9 @@ import numpy as np
 
 from trainplan.plan.plan import Plan
 from trainplan.predict.predict import Prediction
+from trainplan.predict.speeds import speeds
 from trainplan.search.closer import Closer
-from trainplan.search.columns import Space
+from trainplan.search.columns import FIELDS, Space
 from trainplan.search.distinct import Standing
 from trainplan.search.floor import Floats, Floors, floors
 from trainplan.search.likely import likely
@@ -77,6 +78,7 @@ def best_first(
     bounds, place = floor[order], 0
     cut: list[tuple[float, int, tuple[int, ...]]] = []  # those that are: bound, row, cuts
     done: set[int] = set()
+    siblings = Siblings(space, closer)
     spent, lowest = 0.0, float("inf")
 
     def simulate(row: int, stages: tuple[int, ...]) -> None:
@@ -84,7 +86,9 @@ def best_first(
         sketch = replace(space.sketch(row), stages=stages)
         spent += cost(sketch)
         done.add(row)
-        standing.add(draft(sketch, space.cluster, space.batch, closer.tables(row)), row)
+        p = draft(sketch, space.cluster, space.batch, closer.tables(row))
+        standing.add(p, row)
+        siblings.note(row, p)
         progress(f"{len(done)} plans simulated", min(1.0, spent / work))
 
     for row in _seeds(space, known, order, work):
@@ -98,7 +102,7 @@ def best_first(
         if not cut or cut[0][0] > lowest:
             row = int(order[place])
             place += 1
-            if row in done or lowest >= standing.beaten(space.sketch(row)):
+            if row in done or standing.beaten(space.sketch(row), lowest):
                 continue
             bound, stages = closer(row)
             spent += _CUT
@@ -106,7 +110,11 @@ def best_first(
                 heapq.heappush(cut, (max(lowest, objective.closer(space, row, bound, lowest)), row, stages))
             continue
         bound, row, stages = heapq.heappop(cut)
-        if bound < standing.beaten(space.sketch(row)):
+        alike = objective.closer(space, row, siblings.least(row), bound)
+        if alike > bound:
+            heapq.heappush(cut, (alike, row, stages))
+            continue
+        if not standing.beaten(space.sketch(row), bound):
             simulate(row, stages)
     rest = np.append(bounds[place:], [bound for bound, *_ in cut])
     best = standing.best
@@ -124,10 +132,38 @@ def best_first(
     )
 
 
+class Siblings:
+    """Plans that differ in nothing but what their replicas share out compute the same, but for the optimizer's step and
+    the adding up of gradients, which they share out, too. So of one of them that was simulated, what is left of its step
+    if communication were free bounds the others. (Not where it matters who computes beside whom.)"""
+
+    def __init__(self, space: Space, closer: Closer) -> None:
+        self.space, self.closer = space, closer
+        self.kept = [place for place, field in enumerate(FIELDS) if field not in ("zero", "shard")]
+        self.apart = bool(space.cluster.contention or space.cluster.spread)
+        self.known: dict[tuple[int, ...], float] = {}
+
+    def note(self, row: int, p: Prediction) -> None:
+        if self.apart or p.plan.dp == 1 or p.plan.zero:
+            return
+        profile = self.closer.tables(row).profile
+        shared = profile.update_s(0, len(profile.blocks)) + p.plan.micro * sum(b.accumulate_s for b in profile.blocks)
+        pace = min(speeds(profile, self.space.cluster))
+        self.known[self._key(row)] = p.step_s - p.exposed_comm_s - shared / pace
+
+    def least(self, row: int) -> float:
+        """Seconds that a plan takes at least, by what is known of its siblings."""
+        return self.known.get(self._key(row), 0.0)
+
+    def _key(self, row: int) -> tuple[int, ...]:
+        return tuple(self.space.rows[row, self.kept].tolist())
+
+
 def cost(sketch: Plan) -> float:
     """About how much work it is to simulate a plan, in passes of a micro-batch through a stage."""
     sections = sketch.blocks / sketch.pp if sketch.recompute == "full" or sketch.zero else 1.0
-    return _EACH + sketch.pp * sketch.chunks * sketch.micro * min(sections, 4.0)
+    ranks = sketch.dp * sketch.tp * sketch.pp  # of which one replica is played, but all have a place
+    return _EACH + ranks / 8 + sketch.pp * sketch.chunks * sketch.micro * min(sections, 4.0)
 
 
 def _seeds(space: Space, known: Floors, order: np.ndarray, work: float) -> list[int]:

@@ -1,6 +1,6 @@
 """Which plans have a place in the table, and which differ so little that one of them stands for all.
 
-A shape has one row: of its plans the best, and of those that hardly differ the plainest. Recomputation is worth a row
+A shape has one row: of its plans the best, or one that is hardly worse; of those that do not differ the plainest. Recomputation is worth a row
 where the same plan is not better without. Orders of work that are the same program with so many ranks and micro-batches
 (Chimera's two, the two zero-bubble orders) are one row, under the first of their names.
 
@@ -153,10 +153,14 @@ class Standing:
                 self._last = self.objective.value(last[0][0]) * (1 + HARDLY) if last else float("inf")
         return self._last
 
-    def beaten(self, sketch: Plan) -> float:
-        """A plan that is no better than this is of no interest: its shape has a better one, or all places are taken."""
+    def beaten(self, sketch: Plan, bound: float) -> bool:
+        """Whether a plan with this bound is of no interest: all places are taken by better ones, or its shape has one
+        that it can hardly beat. Whatever may be the best of all is of interest."""
+        if bound < self.best:
+            return False
         own = (shape_of(sketch), (*plain_shape(sketch), "none"))
-        return min(self.last, *(self._lowest.get(shape, float("inf")) for shape in own))
+        lowest = min(self._lowest.get(shape, float("inf")) for shape in own)
+        return bound >= min(self.last, lowest * (1 - HARDLY))
 
 
 def _plain(p: Prediction) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ from trainplan.search.columns import Space
 
 Floats = NDArray[np.float64]
 _SCHEDULE = {word: place for place, word in enumerate(WORDS["schedule"])}
-_FULL = WORDS["recompute"].index("full")
+_FULL, _MOST = (WORDS["recompute"].index(word) for word in ("full", "except-last"))
 # What stays of a micro-batch: what blocks save, or what they read; where only some are recomputed, the less of both.
 _KEPT = np.array([{"full": 1, "except-last": 2}.get(word, 0) for word in WORDS["recompute"]])
 _IN_TURN = [_SCHEDULE[word] for word in ("1f1b", "1f1b-early")]
@@ -123,6 +123,9 @@ class _Rows:
         self.spread, self.ranks = space.column("spread")[own] > 0, space.ranks[own] // (self.dp * self.tp)
         self.slowest = _slowest(space, own)
         self.full = space.column("recompute")[own] == _FULL
+        # All but one micro-batch of every line are recomputed: of stages with several ranks, nothing is said.
+        self.most = (space.column("recompute")[own] == _MOST) & (space.column("spread")[own] == 0)
+        self.lines = np.where(np.isin(self.schedule, _TWO_WAYS), 2 * space.column("pairs")[own], 1)
         self.variant, self.small, self.large, self.larger = variant, small, large, larger
 
 
@@ -139,14 +142,16 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device
 
     through = once.sum(axis=1)
     whole = all_of_them(through)
-    work = whole + np.where(rows.full, all_of_them(again.sum(axis=1)), 0.0)
+    twice = again.sum(axis=1)
+    but = rows.most * np.minimum(rows.lines, micro) * twice[rows.large]
+    work = whole + np.where(rows.full | rows.most, np.maximum(all_of_them(twice) - but, 0.0), 0.0)
     found = np.maximum(work * rows.slowest, all_of_them(issue) * (not device)) / rows.ranks
     # The best cuts: of orders in turn with what goes before a stage, of gpipe with one micro-batch less.
     several, gpipe = pp > 1, (schedule == _SCHEDULE["gpipe"]) & ~rows.spread
     in_turn, two_ways = np.isin(schedule, _IN_TURN), np.isin(schedule, _TWO_WAYS)
     cut = np.flatnonzero(several & ~two_ways & ~rows.spread)
     columns = (
-        rows.small, rows.large, rows.full.astype(np.int64), pp * rows.chunks, in_turn.astype(np.int64),
+        rows.small, rows.large, rows.full + 2 * rows.most, pp * rows.chunks, in_turn.astype(np.int64),
         micro - rows.larger - gpipe, rows.larger,
     )  # fmt: skip
     keys, row = _unique(*(column[cut] for column in columns))
@@ -159,7 +164,7 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device
     gathers = np.where(zero > 0, sums, 0.0)
     late = np.maximum(0.0, gathers - forward[rows.large])
     busy = np.where(zero == 3, micro * (gathers + sums), np.where(zero == 2, gathers + micro * sums, 0.0))
-    last = backward[rows.large] + np.where(rows.full, again.sum(axis=1)[rows.large], 0.0)
+    last = backward[rows.large] + np.where(rows.full, twice[rows.large], 0.0)
     accumulate, update = (np.array([getattr(part, name) for part in parts])[rows.small] for name in _BESIDE)
     alone = work * rows.slowest + (micro - 1) * accumulate + np.where(zero == 0, update, 0.0)
     talk = np.maximum(work - last + late + sums, busy)
@@ -170,8 +175,8 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device
 
 
 def _slowest(space: Space, own: Ints) -> Floats:
-    """How many times as long the fastest device would take as the devices of the replica with the slowest do on
-    average: 1 where all are alike."""
+    """How many times as long as the fastest device the devices of the slowest replica take on average: 1 where all are
+    alike."""
     pace = np.array(speeds(space.profile, space.cluster))
     if len(set(pace.tolist())) == 1:
         return np.ones(len(own))
@@ -180,8 +185,8 @@ def _slowest(space: Space, own: Ints) -> Floats:
     found = np.empty(len(keys))
     for k, (dp, tp, many) in enumerate(keys.tolist()):
         # A group that shares stages is as fast as its first rank says: its ranks are alike, or nothing is certain.
-        replicas = pace[: dp * tp * many].reshape(many, dp, tp).max(axis=2)
-        found[k] = pace.max() * many / replicas.sum(axis=0).min()
+        replicas = pace[: dp * tp * many].reshape(many, dp, tp).max(axis=2).sum(axis=0)
+        found[k] = pace.max() * many / replicas[: space.batch % dp or dp].min()  # those with the most samples
     return np.asarray(found[which])
 
 
@@ -264,8 +269,8 @@ def _best_cuts(once: Floats, again: Floats, keys: Ints) -> Floats:
         small, large, full, stages, ahead, count, larger = keys[k]
         for b in range(blocks):
             work[b] = count * once[small, b] + larger * once[large, b]
-            if full:
-                work[b] += count * again[small, b] + larger * again[large, b]
+            if full:  # 2: all but one of them
+                work[b] += max(0, count + 1 - full) * again[small, b] + larger * again[large, b]
         total = work[blocks - 1]
         low, high = total / stages, total + once[large, blocks - 1]
         while high - low > _CLOSE * high:

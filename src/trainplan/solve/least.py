@@ -7,13 +7,13 @@ of t over the stages of rank r:
     gpipe                   Σ t + (m − 1) · max over s of  t(s)       one passes everything, the slowest works m times
     gems                    Σ forward + m · Σ backward                one goes back through all before the next one can
     chimera                 max over r of  T(r) + m/2 · (t(r) + t(p − 1 − r))           r in the first half
-    backward in two parts   m · min over r of  w(r)
+    backward in two parts   m · max over r of  w(r)
     all others              max over r of  T(r) + m · w(r)
 
 For the last: rank r cannot start before the stages ahead of its first, and what it does last must go back through
 them. In two directions ranks r and p − 1 − r share both stages, so one of them does at least half. Gradients of the
 weights can be left for the time in which the next step has begun already, so of zero-bubble orders only a rank's own
-work is certain: the next step ends at least that of one rank later, and which one is not known.
+work is certain.
 
 Where stages recompute, T does not count the second forward: a stage may do it while it waits. The host that issues
 work is never faster than it is. Communication only adds.
@@ -61,7 +61,7 @@ class Least:
             # Where no gradient goes back from the first block of a stage, its backward may be whole.
             parts = np.add.reduceat(self._in_parts, first)
             own = np.where(self.tables.reads_grad[first], parts, np.minimum(parts, own))
-            return float(micro * np.bincount(rank, weights=own).min())
+            return float(micro * np.bincount(rank, weights=own).max())
         work, issued = (np.bincount(rank, weights=column) for column in (own, host))
         busiest = micro * float(max(work.max(), issued.max()))
         if plan.schedule == "naive":
