@@ -3,15 +3,17 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from search.models import model
 from trainplan.cluster.overrides import with_overrides
 from trainplan.cluster.parse import cluster
 from trainplan.plan.plan import plan
-from trainplan.search.distinct import groups, shown
+from trainplan.predict.predict import Prediction
+from trainplan.search.columns import space
+from trainplan.search.distinct import groups, same_program, shown
 from trainplan.search.recommend import recommend
-from trainplan.search.space import for_memory, sketches
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.resolve import draft
 
@@ -41,12 +43,19 @@ def picked(eight):
     """The rows, picked by hand from everything there is."""
     profile, tables = model(1), Tables(model(1))
     best = {}
-    for sketch in sketches(len(profile.blocks), eight, BATCH):
-        if not for_memory(sketch) and sketch.recompute == "none":  # there is memory enough
-            p = draft(sketch, eight, BATCH, tables)
-            shape = (p.plan.dp, *kind(p))
-            best[shape] = min(best.get(shape, p), p, key=lambda p: p.step_s)
-    left, rows = sorted(best.values(), key=lambda p: p.step_s), []
+    whole = space(profile, eight, BATCH)
+    # There is memory enough; and very many micro-batches, or few devices, are not among the best.
+    worth = (whole.column("recompute") == 0) & (whole.column("zero") == 0) & (whole.ranks > 5)
+    worth &= (whole.column("micro") <= 16) & (whole.column("spread") == 0) & (whole.column("schedule") > 0)
+    worth |= (whole.column("pp") == 1) & (whole.column("micro") == 1) & (whole.column("recompute") == 0)
+    for row in np.flatnonzero(worth).tolist():
+        p = draft(whole.sketch(row), eight, BATCH, tables)
+        shape = (p.plan.dp, *kind(p))
+        best[shape] = min(best.get(shape, p), p, key=lambda p: (p.step_s, p.plan.zero))
+    left, rows = list[Prediction](), list[Prediction]()
+    for p in sorted(best.values(), key=lambda p: p.step_s):
+        if not any(same_program(p, other) for other in left):
+            left.append(p)
     fastest = left[0]
     while left:
         first = left[0]

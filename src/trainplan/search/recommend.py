@@ -21,7 +21,7 @@ from trainplan.predict.planned import planned
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.search.answer import TOP, Missed, Progress, Ranked, Recommendation
-from trainplan.search.best_first import Outcome, best_first, cost
+from trainplan.search.best_first import WORK, Outcome, best_first, cost
 from trainplan.search.columns import space
 from trainplan.search.distinct import HARDLY
 from trainplan.search.likely import likely
@@ -66,7 +66,7 @@ def recommend(
     first = whole.sketch(0)  # one device
     whole = wishes.allowed(whole)
     objective = objective_of(wishes.objective, whole)
-    found = best_first(whole, top, objective=objective, progress=progress or _silent, meets=wishes.meets)
+    found = best_first(whole, top, WORK, objective, progress or _silent, wishes.meets)
     single = draft(first, cluster, batch, Tables(planned(first, profile, cluster)))
     ranked = _refined(found) or _offloaded(found)
     ranked = sorted(filter(wishes.meets, ranked), key=objective.value)
