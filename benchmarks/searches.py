@@ -27,10 +27,10 @@ from trainplan.cluster.overrides import with_overrides
 from trainplan.cluster.parse import cluster
 from trainplan.predict.predict import predict
 from trainplan.profile.profile import Profile
-from trainplan.search.best_first import Closer, best_first
+from trainplan.search.best_first import best_first
+from trainplan.search.closer import Closer
 from trainplan.search.columns import Space, space
 from trainplan.search.floor import floors
-from trainplan.search.wide import MOST_SIMULATED
 from trainplan.situation import profile_for
 from trainplan.solve.limits import limited
 from trainplan.solve.resolve import draft
@@ -75,10 +75,10 @@ def grow() -> list[Row]:
     for devices, layers in cases:
         there = cluster(f"{devices // 8}x8xA100-80")
         profile = profile_for(GROWN.format(layers=layers), there, GROWN_BATCH)
-        best_first(space(profile, there, GROWN_BATCH, "bf16", predicted=True), most=1)  # numba compiles
+        best_first(space(profile, there, GROWN_BATCH, "bf16", predicted=True), work=1)  # numba compiles
         started = time.process_time()
         whole = space(replace(profile), replace(there), GROWN_BATCH, "bf16", predicted=True)
-        found = best_first(whole, MOST_SIMULATED)
+        found = best_first(whole)
         took = time.process_time() - started
         rows.append({
             "devices": devices, "layers": layers, "plans": len(whole), "too_big": found.too_big,
@@ -98,7 +98,7 @@ def brute(spaces: int, most: int, seconds: float) -> list[Row]:
         if time.monotonic() > until:
             break
         found = drawn(seed, most)
-        answer = best_first(found, most=len(found))
+        answer = best_first(found, work=float("inf"))
         cut = Closer(found, floors(found))
         simulated = [draft(found.sketch(r), found.cluster, found.batch, cut.tables(r)) for r in range(len(found))]
         best = min((p.step_s for p in simulated if p.fits), default=None)

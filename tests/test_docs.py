@@ -97,8 +97,8 @@ def test_what_recommend_does_not_search_for_is_said() -> None:
     said = re.search(r"`recommend` searches all orders of work but (.*?),", guide)
     assert said
     assert set(re.findall(r"`(\S+?)`", said[1])) == left_out
-    assert {(plan.pairs, plan.spread) for plan in found} == {(1, ())}
-    assert "with `pairs=1`, and as many replicas of one stage as of another" in guide
+    assert {plan.pairs for plan in found} == {1, 2}
+    assert "with one or two pairs of directions, and different numbers of ranks a stage on up to four devices" in guide
     assert "every plan" not in (ROOT / "README.md").read_text()
 
 

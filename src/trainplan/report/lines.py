@@ -70,6 +70,7 @@ def search_lines(found: Recommendation) -> list[str]:
             none = f"so one may be {percent(found.gap)} {objective.than} than the first that was found"
         what = {"time": "takes", "money": "costs", "memory": "needs"}[objective.name]
         lines.append(f"bound    no plan that fits {what} less than {objective.words(found.bound)}, {none}")
+        lines.append("         (as the solver cuts them, with usual buckets, before others are tried out for the best)")
     if found.left:
         of = f", {found.better:,} of them to be the best" if found.better else ", none of them to be the best"
         lines.append(f"         stopped early: {found.left:,} plans were left that may have a place in the table{of}")

@@ -1,8 +1,8 @@
 """What is best: the shortest step, the cheapest epoch, or the least memory; and what no plan can beat in that.
 
-    time      seconds of a step (of an epoch as many times as it has steps)
-    money     what the machines cost while an epoch is trained; a machine is rented whole
-    memory    bytes of the fullest device; of plans that hardly differ, the fastest
+time      seconds of a step (of an epoch as many times as it has steps)
+money     what the machines cost while an epoch is trained; a machine is rented whole
+memory    bytes of the fullest device; of plans that hardly differ, the fastest
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ MONEY = Objective(
     "money",
     lambda p: p.price_per_epoch or float("inf"),
     lambda space, known: known.seconds * _epoch(space) * _price(space),
-    lambda space, row, bound, before: (
-        bound * _epoch(space) * space.cluster.price_per_hour(int(space.ranks[row]))
-    ),
+    lambda space, row, bound, before: bound * _epoch(space) * space.cluster.price_per_hour(int(space.ranks[row])),
     lambda value: f"{significant(value)} USD an epoch",
     "cheaper",
 )

@@ -158,4 +158,3 @@ def _work(found: Outcome) -> np.ndarray:
     samples = -(-space.batch // space.column("dp"))
     each = np.array([part.profile.total("forward_s", 0, len(part.profile.blocks), 1) for part in parts])
     return np.asarray(each[found.known.variant] * samples / space.column("pp"))
-

@@ -1,11 +1,11 @@
 """What is asked of a plan beside that it fits: what shall be best, and what it must keep to.
 
-    objective     time, money or memory (`objective.py`); accuracy, with a study (`staleness.py`)
-    deadline      seconds in which all epochs are trained
-    budget        USD that all epochs may cost
-    devices       that it may use at most
-    framework     one that must be able to run it (`frameworks.py`)
-    synchronous   no plan in which anybody computes with weights that others have changed meanwhile
+objective     time, money or memory (`objective.py`); accuracy, with a study (`staleness.py`)
+deadline      seconds in which all epochs are trained
+budget        USD that all epochs may cost
+devices       that it may use at most
+framework     one that must be able to run it (`frameworks.py`)
+synchronous   no plan in which anybody computes with weights that others have changed meanwhile
 """
 
 from __future__ import annotations
