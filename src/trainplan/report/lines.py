@@ -50,11 +50,10 @@ def cluster_lines(cluster: Cluster) -> str:
 
 
 def search_lines(found: Recommendation) -> list[str]:
-    """What was searched: how large it is field by field, what was done with it, what is certain, and what is left out."""
+    """What was searched: how large it is field by field, what was done with it, what is certain, what is left out."""
     pruned = f"{found.pruned:,} not, as they cannot be among the best"
-    lines = [
-        f"search   {found.considered:,} plans bounded, {found.simulated:,} simulated, {pruned}; {seconds(found.seconds)}"
-    ]
+    done = f"{found.considered:,} plans bounded, {found.simulated:,} simulated, {pruned}"
+    lines = [f"search   {done}; {seconds(found.seconds)}"]
     sizes = " × ".join(f"{field} {size}" for field, size in found.sizes.items() if size > 1) or "one plan"
     lines.append(f"space    {sizes}, as far as they go together; {found.too_big:,} plans cannot fit")
     lines.append("         then cuts, buckets, exchanges and loading of the best, by the clock")

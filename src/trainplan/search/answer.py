@@ -82,7 +82,7 @@ class Recommendation:
     better: int = 0
     gap: float | None = None  # how much better than the best there may be a plan, at most: 0 where there is none
     predicted: str = ""  # the precision in which plans were searched that are not yet run
-    wishes: Wishes = Wishes()
+    wishes: Wishes = field(default_factory=Wishes)
     missed: tuple[Missed, ...] = ()
 
     @property

@@ -1,12 +1,13 @@
 """Very many plans, best first: the best that fits, and proof that none is better.
 
 Every plan of a space has a bound that it cannot beat (`floor.py`). The plan with the lowest bound is cut into stages,
-which gives a closer bound and a closer look at its memory (`closer.py`); when a plan that is cut has the lowest bound of
-all, it is simulated. A few that are likely to be fast are simulated before, so that there is something to beat.
+which gives a closer bound and a closer look at its memory (`closer.py`); when a plan that is cut has the lowest bound
+of all, it is simulated. A few that are likely to be fast are simulated before, so that there is something to beat.
 
 As soon as the best that was found takes no longer than the lowest bound, no other can be better: the answer is that of
 simulating everything. It goes on until that is so of the last place in the table, too: a plan is passed over where
-all that have a place are better than its bound, or where it could hardly be better than another of its own shape. It stops after so much work, and says what
+all that have a place are better than its bound, or where it could hardly be better than another of its
+own shape. It stops after so much work, and says what
 none of the others can beat: work is counted in passes of micro-batches through stages, and not in seconds, so that the
 answer is the same on every machine.
 """
@@ -134,8 +135,8 @@ def best_first(
 
 class Siblings:
     """Plans that differ in nothing but what their replicas share out compute the same, but for the optimizer's step and
-    the adding up of gradients, which they share out, too. So of one of them that was simulated, what is left of its step
-    if communication were free bounds the others. (Not where it matters who computes beside whom.)"""
+    the adding up of gradients, which they share out, too. So of one of them that was simulated, what is left of its
+    step if communication were free bounds the others. (Not where it matters who computes beside whom.)"""
 
     def __init__(self, space: Space, closer: Closer) -> None:
         self.space, self.closer = space, closer

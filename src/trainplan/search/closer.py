@@ -1,4 +1,4 @@
-"""What a plan cannot beat once it is cut into stages, and what its fullest rank has at least: closer than `floor.py`."""
+"""What a plan cannot beat once it is cut, and what its fullest rank has at least: closer than `floor.py`."""
 
 from __future__ import annotations
 

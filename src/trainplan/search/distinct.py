@@ -1,8 +1,8 @@
 """Which plans have a place in the table, and which differ so little that one of them stands for all.
 
-A shape has one row: of its plans the best, or one that is hardly worse; of those that do not differ the plainest. Recomputation is worth a row
-where the same plan is not better without. Orders of work that are the same program with so many ranks and micro-batches
-(Chimera's two, the two zero-bubble orders) are one row, under the first of their names.
+A shape has one row: of its plans the best, or one that is hardly worse; of those that do not differ the plainest.
+Recomputation is worth a row where the same plan is not better without. Orders of work that are the same program with so
+many ranks and micro-batches (Chimera's two) are one row, under the first of their names.
 
 Thirteen, fourteen and fifteen replicas of a batch of 64 take the same time, since the largest share of the batch is
 five samples in each: three rows would say one thing. Plans are of one kind where they differ in nothing but the number

@@ -90,7 +90,7 @@ def floors(space: Space) -> Floors:
     # What several rows share is worked out once: blocks by variant and samples.
     numbers, which = _unique(np.tile(variant, 2), np.concatenate([samples, samples + (larger > 0)]))
     lasting = tuple(map(Lasting, profiles))
-    # (Beside others of its node compute takes longer, and not so the host: then what both take is for `solve/least.py`.)
+    # (Beside others of its node compute takes longer, and not so the host: what both take is for `solve/least.py`.)
     crowded = bool(space.cluster.contention or space.cluster.spread)
     joint = backend(space.cluster.backend).host_computes and not crowded
     parts = [Blocks(lasting[v], loud[v], n, fastest, joint) for v, n in numbers.tolist()]
