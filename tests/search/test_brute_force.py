@@ -57,7 +57,7 @@ def test_two_hundred_random_spaces(part: int) -> None:
 
 def test_the_places_of_a_table_are_those_of_the_best_shapes() -> None:
     """Within what is not worth a row, the times of the places are those of all plans simulated."""
-    for seed in (2, 7, 26):
+    for seed in (3, 7, 26):
         found = some_space(seed, 60)
         everything = simulated(found)
         answer = best_first(found, top=5, work=float("inf"))

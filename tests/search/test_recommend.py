@@ -129,8 +129,9 @@ def test_reasons_name_what_limits_a_plan():
     slow = with_overrides(cluster("4xTitanRTX"), {"link": "1GB/s"})
     found = recommend(model(), slow, BATCH, top=30)
     why = {text(row.prediction.plan): row.why for row in found.ranked}
-    ddp = next(words for plan, words in why.items() if plan.startswith("dp=4 "))
-    assert "exposed communication (0.125 GiB of gradients over" in ddp
+    line, ddp = next((plan, words) for plan, words in why.items() if plan.startswith("dp=4 "))
+    moved = "gradients and weights" if "zero=" in line else "gradients"  # whichever the clock likes better
+    assert f"exposed communication (0.125 GiB of {moved} over" in ddp
     pipeline = next(words for plan, words in why.items() if plan.startswith("pp=4 schedule=1f1b "))
     assert "4 stages fill and drain for" in pipeline
     fewer = next(words for plan, words in why.items() if plan.startswith("pp=2 schedule=1f1b ") and "full" not in plan)
@@ -200,13 +201,14 @@ def test_json_has_the_promised_keys(four):
 
 
 def test_a_search_that_stops_early_says_so(monkeypatch):
-    """Where ranks slow each other down, bounds say little, and most plans would have to be simulated."""
-    there = replace(cluster("1x4xTitanRTX"), contention=(1.0, 2.0, 3.0, 4.0))
-    profile = model(blocks=6)
-    whole = recommend(profile, there, BATCH)
+    """Where ranks slow each other down as if they were one, no bound tells plans apart, and all are simulated that there
+    is work allowed for."""
+    there = replace(cluster("1x3xTitanRTX"), contention=(1.0, 2.0, 3.0))
+    profile = model(blocks=3)
+    whole = recommend(profile, there, 4)
     assert whole.left == 0
     monkeypatch.setattr("trainplan.search.recommend.WORK", 3000)
-    found = recommend(profile, there, BATCH)
+    found = recommend(profile, there, 4)
     assert found.simulated < whole.simulated
     assert 0 < found.left <= found.considered - found.simulated
     assert found.floor_s <= whole.best.step_s <= found.best.step_s * (1 + NOTHING)
@@ -284,15 +286,16 @@ def cut(sketch: Plan) -> Plan:
 
 
 def test_orders_that_are_the_same_program_are_one_row(four):
-    """Two micro-batches over two stages: both orders of Chimera are one; so are two of the zero-bubble orders."""
+    """Two micro-batches over two stages: both orders of Chimera are one; so are two of the zero-bubble orders, until
+    there are micro-batches enough for one of them to begin with more."""
     found = recommend(model(in_parts=True), four, BATCH, top=60)
     rows = [row.prediction for row in found.ranked]
     for a, b in itertools.combinations(rows, 2):
         assert not same_program(a, b), (text(a.plan), text(b.plan))
     tables = Tables(model(in_parts=True))
-    for one, other in (("chimera", "chimera-doubled"), ("zb-h1", "zb-h2")):
-        pair = [draft(plan(pp=2, schedule=s, micro=2, blocks=8), four, BATCH, tables) for s in (one, other)]
-        assert same_program(*pair) == (one == "chimera")
+    for one, other, micro in (("chimera", "chimera-doubled", 2), ("zb-h1", "zb-h2", 2), ("zb-h1", "zb-h2", 4)):
+        pair = [draft(plan(pp=2, schedule=s, micro=micro, blocks=8), four, BATCH, tables) for s in (one, other)]
+        assert same_program(*pair) == (micro == 2)
 
 
 def test_an_order_that_the_clock_finds_faster_wins():

@@ -168,10 +168,11 @@ def cost(sketch: Plan) -> float:
 
 
 def _seeds(space: Space, known: Floors, order: np.ndarray, work: float) -> list[int]:
-    """Rows that are likely to be fast, of different numbers of replicas and stages, as far as they are little work."""
+    """Rows that are likely to be fast, of different numbers of replicas and stages, as far as they are little work; and
+    one device, which every answer says something about."""
     guess: Floats = likely(space, known, order)
     found: dict[tuple[int, ...], int] = {}
-    few = order[np.argsort(guess, kind="stable")[: 50 * SEEDS]]
+    few = np.append(order[space.ranks[order] == 1][:1], order[np.argsort(guess, kind="stable")[: 50 * SEEDS]])
     for row in few.tolist():
         shape = tuple(int(space.column(field)[row]) for field in ("dp", "tp", "pp", "spread"))
         if len(found) < SEEDS and shape not in found and cost(space.sketch(row)) < work / (4 * SEEDS):

@@ -49,7 +49,8 @@ class Closer:
         samples, larger = divmod(local, sketch.micro)
         small, large = (self._of(number, size) for size in (samples, samples + (larger > 0)))
         stages: tuple[int, ...] = ()
-        key = (number, local, sketch.micro, sketch.recompute, sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
+        order = sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs
+        key: tuple[object, ...] = (number, local, sketch.micro, sketch.recompute, *order)
         if self._mixed or sketch.spread:  # then it matters where stages are
             key = (*key, sketch.dp, sketch.spread)
         if sketch.pp > 1:

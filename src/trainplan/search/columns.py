@@ -98,7 +98,7 @@ def space(
     recompute = [words.index(word) for word in words if predicted or word != SELECTIVE]
     blocks, known = len(profile.blocks), dict[tuple[int, bool], dict[int, Ints]]()
     inside = len(cluster.nodes[0].devices) if len(cluster.nodes) > 1 else 0
-    found, spread = [], [()]
+    found, spread = list[Ints](), list[tuple[int, ...]]([()])
     for used in device_counts(cluster, most_devices):
         for tp in (tp for tp in shared if used % tp == 0):
             left = used // tp

@@ -27,7 +27,7 @@ some are left over in the end, no cuts fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
@@ -36,17 +36,16 @@ from numpy.typing import NDArray
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import WORDS, plan
 from trainplan.plan.rules import SPLIT_BACKWARD
-from trainplan.predict import collectives
 from trainplan.predict.contention import at_least
-from trainplan.predict.cost import TALKS
 from trainplan.predict.planned import planned
 from trainplan.predict.predict import MEMORY_MARGIN
 from trainplan.predict.speeds import speeds
-from trainplan.profile.profile import Block, Exchange, Profile
+from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
 from trainplan.program.program import Bools, Ints
 from trainplan.search.blocks import Blocks, Lasting
 from trainplan.search.columns import Space
+from trainplan.search.talk import aloud, hops, sums
 
 Floats = NDArray[np.float64]
 _SCHEDULE = {word: place for place, word in enumerate(WORDS["schedule"])}
@@ -58,7 +57,6 @@ _TWO_WAYS = [_SCHEDULE[word] for word in ("gems", "chimera", "chimera-doubled")]
 _IN_PARTS = [_SCHEDULE[word] for word in SPLIT_BACKWARD]
 _BESIDE = ("accumulate", "update")
 _CLOSE = 1e-4  # how closely the best cuts are found
-_LARGE = 2**30  # bytes, from which on what a collective takes beside its bytes does not grow
 
 
 @dataclass(frozen=True)
@@ -100,9 +98,10 @@ def floors(space: Space) -> Floors:
     own = np.flatnonzero(fits)
     rows = _Rows(space, own, variant[own], small[own], large[own], larger[own])
     hop, summed = np.zeros(len(space)), np.zeros(len(space))
-    hop[own], summed[own] = _hops(space, rows, parts), _rates(space, rows)
+    hop[own] = _hops(space, rows, parts)
+    start, summed[own] = _sums(space, rows)
     gradients = np.array([part.gradients.sum() for part in lasting])[rows.variant]
-    seconds[own] = _seconds(rows, parts, gradients * summed[own], hop[own])
+    seconds[own] = _seconds(rows, parts, gradients * summed[own] + start * (gradients > 0), hop[own])
     if crowded:
         none = np.zeros(len(own))
         seconds[own] = np.maximum(seconds[own], _crowded(space, rows) * _seconds(rows, parts, none, none, device=True))
@@ -159,7 +158,7 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device
     best[cut] = _best_cuts(np.cumsum(once, axis=1), np.cumsum(again, axis=1), keys)[row]
     found = np.maximum(found, best + np.where(gpipe & several, through[rows.small], 0.0))
     found = np.where((schedule == _SCHEDULE["naive"]) & ~rows.spread, np.maximum(found, whole), found)
-    found = np.maximum(found, through[rows.large] + (pp * rows.chunks - 1) * hop * ~rows.spread)
+    found = np.maximum(found, through[rows.large] + (pp * rows.chunks - 1) * hop)
     # Communication, of one stage: what is computed before the last backward pass begins, and then the sums.
     gathers = np.where(zero > 0, sums, 0.0)
     late = np.maximum(0.0, gathers - forward[rows.large])
@@ -230,35 +229,6 @@ def _variants(space: Space) -> tuple[list[Profile], Ints]:
     return [planned(space.sketch(row), space.profile, space.cluster) for row in first.tolist()], which
 
 
-def aloud(profile: Profile, cluster: Cluster) -> Profile:
-    """A profile of ranks that share blocks, with what they exchange inside a pass as part of its seconds: at the best
-    place for them. The same one, where they do not share."""
-    group = tuple(range(profile.tp))
-    inside = {len(node.devices) for node in cluster.nodes}
-    if profile.tp == 1 or any(devices % profile.tp for devices in inside) or not cluster.uniform:
-        return profile  # (elsewhere nothing is certain, and nothing is said)
-    known: dict[tuple[Exchange, ...], Floats] = {}
-
-    def seconds(talk: tuple[Exchange, ...]) -> Floats:
-        if talk not in known:
-            known[talk] = np.array([
-                sum(
-                    part.times * TALKS[part.what](cluster, group, round(part.bytes_per_sample * n)).seconds
-                    for part in talk if not part.hidden
-                ) for n in profile.samples
-            ])  # fmt: skip
-        return known[talk]
-
-    def block(old: Block) -> Block:
-        return replace(
-            old,
-            forward_s=tuple(np.array(old.forward_s) + seconds(old.forward_talk)),
-            backward_s=tuple(np.array(old.backward_s) + seconds(old.backward_talk)),
-        )
-
-    return replace(profile, blocks=tuple(map(block, profile.blocks)))
-
-
 @njit(cache=True)
 def _best_cuts(once: Floats, again: Floats, keys: Ints) -> Floats:
     """The least that the busiest stage takes, of all ways to cut; if asked, with what goes before it."""
@@ -292,36 +262,25 @@ def _best_cuts(once: Floats, again: Floats, keys: Ints) -> Floats:
     return found
 
 
-def _rates(space: Space, rows: _Rows) -> Floats:
-    """Seconds a byte of summing gradients over replicas, or of gathering or scattering what they share out; nothing
-    where it is not certain how groups lie."""
-    cluster, inside = space.cluster, len(space.cluster.nodes[0].devices)
-    keys, which = _unique(rows.dp, rows.tp, (rows.zero > 0).astype(np.int64), rows.shard)
-    found = np.zeros(len(keys))
-    for k, (replicas, sharing, shares, shard) in enumerate(keys.tolist()):
-        span = replicas * sharing
-        even = not shard and cluster.uniform and inside % sharing == 0 and (span % inside == 0 or inside % span == 0)
-        if replicas > 1 and even:
-            rule = collectives.reduce_scatter if shares else collectives.all_reduce
-            members = tuple(range(0, span, sharing))
-            longer, shorter = (rule(cluster, members, size).seconds for size in (2 * _LARGE, _LARGE))
-            found[k] = (longer - shorter) / _LARGE
-    return np.asarray(found[which])
+def _sums(space: Space, rows: _Rows) -> tuple[Floats, Floats]:
+    """Seconds of summing gradients over replicas, or of gathering or scattering what they share out: to begin with, and
+    a byte; nothing where groups of them share out."""
+    keys, which = _unique(rows.dp, rows.tp, rows.ranks, (rows.zero > 0).astype(np.int64), rows.shard)
+    found = np.zeros((len(keys), 2))
+    for k, (replicas, sharing, stages, shares, shard) in enumerate(keys.tolist()):
+        if replicas > 1 and not shard:
+            found[k] = sums(space.cluster, replicas, sharing, stages, bool(shares))
+    return found[which, 0], found[which, 1]
 
 
 def _hops(space: Space, rows: _Rows, parts: list[Blocks]) -> Floats:
     """Seconds of a message between stages, there and back: stages of one pipeline are so many ranks apart."""
-    cluster, inside = space.cluster, len(space.cluster.nodes[0].devices)
-    if not cluster.uniform or rows.pp.max(initial=1) == 1:
-        return np.zeros(len(rows.pp))
-    away = (rows.dp * rows.tp) % inside == 0  # then every message leaves its node
-    links = [cluster.nodes[0].inside, cluster.link(0, inside) if len(cluster.nodes) > 1 else cluster.nodes[0].inside]
-    latency, rate = (np.array([getattr(link, name) for link in links]) for name in ("latency_s", "rate"))
-    if any(node.pairs for node in cluster.nodes):
-        latency[0], rate[0] = 0.0, np.inf  # some are faster than others
-    size = np.array([part.hop for part in parts])[rows.small]
-    seconds = 2 * latency[away.astype(np.int64)] + size / rate[away.astype(np.int64)]
-    return np.where((rows.pp > 1) & (size > 0), seconds, 0.0)
+    sizes = np.array([part.hop for part in parts])
+    keys, which = _unique(rows.dp * rows.tp, rows.small, (rows.pp > 1).astype(np.int64))
+    found = [
+        hops(space.cluster, apart, sizes[n]) if several and sizes[n] else 0.0 for apart, n, several in keys.tolist()
+    ]
+    return np.array(found)[which]
 
 
 def _fits(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger: Ints) -> Bools:
