@@ -31,8 +31,9 @@ def same(found: Space, everything: Simulated, objective: Objective, top: int) ->
     return answer
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [4, 7, 8, 11, 19])
 def test_a_few_random_spaces(seed: int) -> None:
+    """Devices alike and mixed, alone and beside others, with room and without."""
     found = some_space(seed, 24)
     everything = simulated(found)
     hold(found, everything)

@@ -134,8 +134,8 @@ def test_reasons_name_what_limits_a_plan():
     assert f"exposed communication (0.125 GiB of {moved} over" in ddp
     pipeline = next(words for plan, words in why.items() if plan.startswith("pp=4 schedule=1f1b "))
     assert "4 stages fill and drain for" in pipeline
-    fewer = next(words for plan, words in why.items() if plan.startswith("pp=2 schedule=1f1b ") and "full" not in plan)
-    assert "2 of 4 devices" in fewer
+    fewer = next(words for plan, words in why.items() if plan.startswith("pp=3 schedule=1f1b ") and "full" not in plan)
+    assert "3 of 4 devices" in fewer
     assert all("slower: " in words for words in list(why.values())[2:])
 
 

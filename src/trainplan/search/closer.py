@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan, plan
 from trainplan.plan.rules import SPLIT_BACKWARD, TWO_WAYS
 from trainplan.program.ops import Kind
@@ -14,6 +15,7 @@ from trainplan.program.schedules import orders_of
 from trainplan.search.blocks import Blocks
 from trainplan.search.columns import Space
 from trainplan.search.floor import Floors, room
+from trainplan.search.talk import summed
 from trainplan.solve.least import Least
 from trainplan.solve.limits import usable
 from trainplan.solve.partition.ranges import Tables
@@ -58,7 +60,8 @@ class Closer:
                 self._cuts[key] = cuts(sketch, space.cluster, space.batch, self.tables(row), self.usable)
             stages = self._cuts[key]
             if sketch.spread:
-                return max(bound, _of_several(sketch, stages, small)), stages
+                turns = _of_several(sketch, stages, small, float(self.known.hop[row]), space.cluster)
+                return max(bound, turns), stages
             if self._beside:
                 least = Least(sketch, space.cluster, space.batch, self.tables(row))
                 bound = max(bound, least(stages))
@@ -66,6 +69,7 @@ class Closer:
             bound = max(bound, _when_cut(sketch, stages, small, large, larger, hop))
             bound = max(bound, _at_last(sketch, stages, small, large, larger, hop))
             bound = max(bound, _exchanging(sketch, stages, small, rate))
+            bound = max(bound, _summing(sketch, stages, small, rate))
         if self._most(sketch, stages, small, large, larger, key) > self.room:
             self.too_big += 1
             return float("inf"), stages
@@ -118,11 +122,24 @@ def _held(schedule: str, pp: int, chunks: int, pairs: int) -> tuple[Ints, ...]:
     )
 
 
-def _of_several(sketch: Plan, stages: tuple[int, ...], small: Blocks) -> float:
-    """The ranks of a stage take turns, so one of them has as large a part of the micro-batches as any."""
-    each = small.once + small.again * (sketch.recompute == "full")
-    own = np.add.reduceat(each, [0, *stages])
-    return float(max(-(-sketch.micro // ranks) * work for ranks, work in zip(sketch.spread, own, strict=True)))
+def _of_several(sketch: Plan, stages: tuple[int, ...], small: Blocks, hop: float, cluster: Cluster) -> float:
+    """The ranks of a stage take turns, so one of them has as large a part of the micro-batches as any, and recomputes
+    all of them but one of every line. It cannot start before the stages ahead; in the naive order it waits while a
+    micro-batch goes through those behind; and what it shares with others is summed in the end."""
+    first, place, ranks = [0, *stages], np.arange(sketch.pp), np.array(sketch.spread)
+    once, again = np.add.reduceat(small.once, first), np.add.reduceat(small.again, first)
+    many = -(-sketch.micro // ranks)
+    twice = {"full": many, "except-last": np.maximum(many - sketch.lines, 0)}.get(sketch.recompute, 0 * many)
+    own = many * once + twice * again
+    starts = np.cumsum(ranks) - ranks
+    groups = [tuple(range(start, start + count)) for start, count in zip(starts.tolist(), sketch.spread, strict=True)]
+    sums = np.array([summed(cluster, group) if len(group) > 1 else (0.0, 0.0) for group in groups])
+    gradients = np.add.reduceat(small.alone, first)
+    last = once - again + (sketch.recompute == "full") * again
+    summing = own - last + np.where(gradients > 0, sums[:, 0] + sums[:, 1] * gradients, 0.0)
+    if sketch.schedule == "naive":
+        own = np.maximum(own, many * (np.cumsum(once[::-1])[::-1] + hop * (sketch.pp - 1 - place)))
+    return float(max((np.cumsum(once) - once + hop * place + own).max(), summing.max()))
 
 
 def _at_last(
@@ -145,6 +162,18 @@ def _exchanging(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, rate: flo
     rank = np.arange(len(first)) % sketch.pp
     once = rate * np.bincount(rank, weights=np.add.reduceat(blocks.alone, first))
     return float(once.min()) * (sketch.micro - 1 + (sketch.micro if sketch.zero == 3 else 0))
+
+
+def _summing(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, rate: float) -> float:
+    """A rank sums its first stage's gradients when it has computed all but its last backward pass, and only then
+    begins the next step."""
+    if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD or not rate:
+        return 0.0
+    first, full = [0, *stages], sketch.recompute == "full"
+    each = np.add.reduceat(blocks.once + blocks.again * full, first)
+    work = sketch.micro * np.bincount(np.arange(len(first)) % sketch.pp, weights=each)
+    last = np.add.reduceat(blocks.once - blocks.again * (not full), first)[: sketch.pp]
+    return float((work - last + rate * np.add.reduceat(blocks.alone, first)[: sketch.pp]).max())
 
 
 def _when_cut(

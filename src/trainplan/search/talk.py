@@ -59,7 +59,7 @@ def sums(cluster: Cluster, replicas: int, sharing: int, stages: int, shares: boo
     (38, 134)
     """
     span = replicas * sharing
-    found = [_summed(cluster, members, shares) for members in _groups(cluster, span, sharing, stages)]
+    found = [summed(cluster, members, shares) for members in _groups(cluster, span, sharing, stages)]
     return (min(start for start, _ in found), min(byte for _, byte in found)) if found else (0.0, 0.0)
 
 
@@ -73,7 +73,8 @@ def _groups(cluster: Cluster, span: int, sharing: int, stages: int) -> Iterator[
         yield from (tuple(range(stage * span, (stage + 1) * span, sharing)) for stage in range(stages))
 
 
-def _summed(cluster: Cluster, members: tuple[int, ...], shares: bool) -> tuple[float, float]:
+def summed(cluster: Cluster, members: tuple[int, ...], shares: bool = False) -> tuple[float, float]:
+    """The same of a group."""
     rules = (collectives.reduce_scatter, collectives.all_gather) if shares else (collectives.all_reduce,)
     curves = cluster.collectives if collectives.one_node(cluster, members) else ()
     if curves:
