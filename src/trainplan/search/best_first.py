@@ -5,11 +5,10 @@ which gives a closer bound and a closer look at its memory (`closer.py`); when a
 of all, it is simulated. A few that are likely to be fast are simulated before, so that there is something to beat.
 
 As soon as the best that was found takes no longer than the lowest bound, no other can be better: the answer is that of
-simulating everything. It goes on until that is so of the last place in the table, too: a plan is passed over where
-all that have a place are better than its bound, or where it could hardly be better than another of its
-own shape. It stops after so much work, and says what
-none of the others can beat: work is counted in passes of micro-batches through stages, and not in seconds, so that the
-answer is the same on every machine.
+simulating everything. It goes on until that is so of the last place in the table, too: a plan is passed over where all
+that have a place are better than its bound, or where it could hardly be better than another of its own shape. It stops
+after so much work, and says what none of the others can beat: work is counted in passes of micro-batches through
+stages, and not in seconds, so that the answer is the same on every machine.
 """
 
 from __future__ import annotations
