@@ -151,7 +151,7 @@ def test_recommend_for_people(saved):
     places = [
         text.index(word)
         for word in (
-            "model    synthetic: 33.6 M parameters in 8 blocks", "cluster  4xTitanRTX", "plans considered",
+            "model    synthetic: 33.6 M parameters in 8 blocks", "cluster  4xTitanRTX", "plans bounded",
             "step ms", "why", "does not fit", "MFU = 3 × forward", "error    ", "next     trainplan run",
         )
     ]  # fmt: skip
