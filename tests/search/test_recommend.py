@@ -201,8 +201,8 @@ def test_json_has_the_promised_keys(four):
 
 
 def test_a_search_that_stops_early_says_so(monkeypatch):
-    """Where ranks slow each other down as if they were one, no bound tells plans apart, and all are simulated that there
-    is work allowed for."""
+    """Where ranks slow each other down as if they were one, no bound tells plans apart: all are simulated, as far as
+    that is not too much work."""
     there = replace(cluster("1x3xTitanRTX"), contention=(1.0, 2.0, 3.0))
     profile = model(blocks=3)
     whole = recommend(profile, there, 4)
