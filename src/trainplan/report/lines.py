@@ -13,6 +13,8 @@ from trainplan.search.answer import Recommendation, left_out
 from trainplan.search.objective import OBJECTIVES
 from trainplan.units import count, percent, seconds, significant
 
+NOWHERE = "none: "  # machines of estimated profiles begin so
+
 
 def model_line(profile: Profile, batch: int) -> str:
     """Size, work and batch of a model, and what its profile is."""
@@ -26,7 +28,10 @@ def model_line(profile: Profile, batch: int) -> str:
 def profile_words(profile: Profile) -> str:
     """What a profile is worth."""
     made = profile.provenance
-    words = f"{profile.kind} on {profile.device} ({made.machine}), {'compiled' if profile.compiled else 'eager'}, "
+    where = f"{profile.kind} on {profile.device} ({made.machine})"
+    if made.machine.startswith(NOWHERE):  # which says for what, and from what
+        where = made.machine.removeprefix(NOWHERE)
+    words = f"{where}, {'compiled' if profile.compiled else 'eager'}, "
     words += f"{profile.precision}, {profile.optimizer}, micro-batches of {_sizes(profile.samples)}"
     if made.spread:
         words += f", spread {percent(made.spread)}"
