@@ -18,7 +18,7 @@ asked for. A precision is not searched for: another one trains another model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,7 @@ from trainplan.errors import PlanError
 from trainplan.plan import rules
 from trainplan.plan.plan import WORDS, Plan, plan
 from trainplan.plan.sliced import SELECTIVE
+from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
 from trainplan.profile.variant import Choice, refuse
 from trainplan.program.program import Bools, Ints
@@ -114,6 +115,28 @@ def space(
             spread.append(each)
             found.append(_spread(each, len(spread) - 1, batch, recompute))
     return Space(profile, cluster, batch, precision, np.concatenate(found), tuple(spread))
+
+
+def of(plans: Sequence[Plan], profile: Profile, cluster: Cluster, batch: int, precision: str) -> Space:
+    """A space of these plans alone. Where stages are cut and gradients put together is for the search to say; what
+    else it does not choose, these may not have chosen either."""
+    others = sorted({plan.precision for plan in plans} - {precision})
+    if others:
+        why = f"some of them train in {', '.join(others)}, which is other training"
+        raise PlanError(f"the best of {len(plans)} plans in {precision}", why, "plans of one precision")
+    spreads = ((), *sorted({plan.spread for plan in plans} - {()}))
+
+    def row(plan: Plan) -> list[int]:
+        values = {**{field: getattr(plan, field) for field in FIELDS}, "spread": spreads.index(plan.spread)}
+        return [_WORDS[field].index(value) if field in _WORDS else value for field, value in values.items()]
+
+    found = Space(profile, cluster, batch, precision, np.array([row(plan) for plan in plans]), spreads)
+    for number, given in enumerate(plans):
+        same = replace(found.sketch(number), stages=given.stages, bucket=given.bucket, key=given.key)
+        if same != given:
+            why = f"the search would run {brief(same)!r}: what else this one chooses, it does not choose from"
+            raise PlanError(f"plan {brief(given)!r} among those to search", why, "trainplan predict, for one plan")
+    return replace(found, rows=np.unique(found.rows, axis=0))
 
 
 def slicings(profile: Profile, cluster: Cluster, precision: str) -> list[int]:

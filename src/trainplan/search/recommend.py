@@ -10,19 +10,20 @@ nothing fits, what passes save is offloaded.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError, nearest
-from trainplan.plan.plan import WORDS
+from trainplan.plan.plan import WORDS, Plan, plan
 from trainplan.predict.planned import planned
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.search.answer import TOP, Missed, Progress, Ranked, Recommendation
 from trainplan.search.best_first import WORK, Outcome, best_first, cost
-from trainplan.search.columns import space
+from trainplan.search.columns import of, space
 from trainplan.search.distinct import HARDLY
 from trainplan.search.likely import likely
 from trainplan.search.objective import OBJECTIVES, objective_of
@@ -49,9 +50,11 @@ def recommend(
     progress: Progress | None = None,
     predicted: str = "",
     wishes: Wishes | None = None,
+    among: Sequence[Plan] = (),
 ) -> Recommendation:
     """The `top` best shapes of plan that fit on the cluster. `memory`: bytes of a device that may be used.
-    `predicted`: among all plans that can be predicted, also those that are not yet run, in this precision."""
+    `predicted`: among all plans that can be predicted, also those that are not yet run, in this precision.
+    `among`: of these plans alone, and none that was not given; they are cut anew."""
     started = time.perf_counter()
     batch, wishes = batch or profile.batch, wishes or Wishes()
     if batch < 1:
@@ -62,8 +65,12 @@ def recommend(
         refuse(profile, cluster, predicted)
     wishes.check(cluster)
     cluster = limited(cluster, memory)
-    whole = space(profile, cluster, batch, predicted or "fp32", bool(predicted), wishes.devices)
-    first = whole.sketch(0)  # one device
+    precision = predicted or "fp32"
+    if among:
+        whole = of(among, profile, cluster, batch, precision)
+    else:
+        whole = space(profile, cluster, batch, precision, bool(predicted), wishes.devices)
+    first = plan(blocks=len(profile.blocks), precision=precision)  # one device
     whole = wishes.allowed(whole)
     objective = objective_of(wishes.objective, whole)
     found = best_first(whole, top, WORK, objective, progress or _silent, wishes.meets)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainplan.bench.published.rows import FITTED, Constants, Row, fit, gpts, score
+from trainplan.bench.published.rows import FITTED, Constants, Row, fit, gpts, regrets, score
 from trainplan.cluster.parse import cluster
 from trainplan.plan.plan import plan
 
@@ -76,17 +76,21 @@ def single_node(folder: Path, say: Callable[[str], None]) -> dict[str, object]:
     rows = vtrain(folder)
     say(f"{len(rows)} rows traced and estimated in {time.perf_counter() - begin:.0f} s")
     found: dict[str, object] = {}
+
+    def told(own: Sequence[Row], constants: Constants) -> dict[str, object]:
+        return {**score(own, constants), **regrets(own, constants)}
+
     none: Constants = {"product": 0.85}
-    found["no labelled row"] = score(rows, none)
+    found["no labelled row"] = told(rows, none)
     believed = {name: FITTED[name][2] for name in FITTED if name != "issue_s"}
     slow = [r for r in rows if r.group == (12, 1024, 2, 16) and (r.plan.tp, r.plan.pp, r.micro) == (1, 1, 1)]
     one = fit(slow, ["issue_s"], believed, prior=0.0)
-    found["one labelled row"] = score([r for r in rows if r not in slow], one) | {"constants": one}
+    found["one labelled row"] = told([r for r in rows if r not in slow], one) | {"constants": one}
     few = labelled(rows, ((12, 1024, (1, 4)), (24, 2048, (2, 8))))
     constants = fit(few, list(FITTED), {})
-    found[f"{len(few)} labelled rows"] = score([r for r in rows if r not in few], constants) | {"constants": constants}
+    found[f"{len(few)} labelled rows"] = told([r for r in rows if r not in few], constants) | {"constants": constants}
     narrow = labelled(rows, ((12, 1024, (1, 4)), (24, 1024, (2, 8))))
     carried = fit(narrow, list(FITTED), {})
     wide = [r for r in rows if r.width == 2048]
-    found["width 1024 fitted, width 2048 predicted"] = score(wide, carried) | {"constants": carried}
+    found["width 1024 fitted, width 2048 predicted"] = told(wide, carried) | {"constants": carried}
     return found
