@@ -24,6 +24,7 @@ TALKS = {
     "reduce_scatter": collectives.reduce_scatter,
     "all_gather": collectives.all_gather,
 }
+MOST_SETTINGS, MOST_PRICES = 8, 20_000  # that are remembered; beyond them all are forgotten
 EMPTYING = 0.7  # a bucket takes as long as this share of adding to it (CPU, 24 MB: 1.4 against 2.0 ms)
 
 
@@ -37,6 +38,8 @@ class Setting:
     # How many times as long every rank computes because others of its node do too (`contention.py`); none: as if alone.
     contention: tuple[float, ...] = ()
     known: dict[str, Efficiency] = field(default_factory=dict, compare=False, repr=False)
+    # What was priced here before. (A setting that is made from this one begins with none.)
+    prices: dict[CostClass, tuple[float, float]] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def efficiency(self, rank: int) -> Efficiency:
         """The constants of a rank's device, where its seconds are estimated."""
@@ -50,6 +53,19 @@ class Setting:
         may be of another kind."""
         contention = self.contention[rank] if self.contention else 1.0
         return contention / self.speeds[rank] if self.speeds else contention
+
+
+def setting_of(profile: Profile, cluster: Cluster, speeds: tuple[float, ...]) -> Setting:
+    """The setting of ranks that nobody slows down; the same one as long as both are the same objects, so that what one
+    plan has priced another need not."""
+    known = profile.known_settings
+    if len(known) >= MOST_SETTINGS:
+        known.clear()
+    key = id(cluster), speeds  # which the setting keeps, so that no other gets its id
+    if key not in known:
+        known[key] = Setting(profile, cluster, speeds)
+    found: Setting = known[key]
+    return found
 
 
 Rule = Callable[[CostClass, Setting], tuple[float, float]]
@@ -230,7 +246,13 @@ def inside(program: Program, setting: Setting) -> NDArray[np.float64]:
 
 def costs(program: Program, setting: Setting) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(run, issue) seconds of every operation of a program."""
-    table = np.array([RULES[c.kind](c, setting) for c in program.classes], dtype=np.float64).reshape(-1, 2)
+    prices = setting.prices
+    if len(prices) >= MOST_PRICES:
+        prices.clear()
+    for c in program.classes:
+        if c not in prices:
+            prices[c] = RULES[c.kind](c, setting)
+    table = np.array([prices[c] for c in program.classes], dtype=np.float64).reshape(-1, 2)
     if backend(setting.cluster.backend).host_computes:
         # The host is the device: it cannot prepare an operation while it computes that same one.
         compute = np.array([SPECS[c.kind].lane is Lane.COMPUTE for c in program.classes], dtype=bool)

@@ -7,6 +7,7 @@ no maker is there from the start, what is never freed stays.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 
 from trainplan.predict.clock import Floats, Played
 from trainplan.program.ops import Kind, Value
-from trainplan.program.program import Ints, Program
+from trainplan.program.program import Bools, Ints, Program
 
 _NAMES = tuple(kind.name.lower() for kind in Value)
+# What an operation does in turn: it gives up early values, takes memory, gives back, and leaves late values.
+_GIVES_UP, _TAKES, _GIVES_BACK, _LEAVES = range(4)
 
 
 @dataclass(frozen=True)
@@ -60,23 +63,69 @@ class Changes:
 
 def changes(played: Played, host: bool = False) -> Changes:
     """All that is made and freed on some rank: on its device, or in the memory of its `host`."""
-    program = played.program
-    here = np.flatnonzero((program.value_rank >= 0) & (program.value_bytes > 0))
-    here = here[(program.value_kind[here] == Value.HOST) == host]
-    made, freed = program.value_maker[here], program.value_end[here]
-    born, dies = here[made >= 0], here[freed >= 0]
-    value = np.concatenate([born, dies])
-    op = np.concatenate([made[made >= 0], freed[freed >= 0]])
-    sign = np.repeat([1, -1], [len(born), len(dies)])
-    # What an operation does: it gives up early values, takes memory, gives back, and leaves late ones.
-    phase = np.concatenate([np.where(program.value_late[born], 3, 1), np.where(program.value_early[dies], 0, 2)])
-    time = np.where(phase < 2, played.start[op], played.end[op])
+    program, lists = played.program, played.program.lists
+    value, op, phase, bounds = _in_order_of_lists(
+        lists.start, lists.items, lists.owner, program.value_rank, program.value_bytes, program.value_maker,
+        program.value_end, program.value_late, program.value_early, (program.value_kind == Value.HOST) == host,
+    )  # fmt: skip
+    time = np.where(phase <= _TAKES, played.start[op], played.end[op])
     # At equal times in the order of the lists: an operation that ended makes room for the next, and one without
     # duration takes before it gives back.
-    order = np.lexsort((4 * _places(program, op, program.value_rank[value]) + phase, time, program.value_rank[value]))
-    value = value[order]
-    bounds = np.searchsorted(program.value_rank[value], np.arange(program.world + 1))
-    return Changes(value, op[order], sign[order], time[order], bounds)
+    ranks = itertools.pairwise(bounds.tolist())
+    order = np.concatenate([first + np.argsort(time[first:last], kind="stable") for first, last in ranks])
+    sign = np.where(phase % 2 == _TAKES, 1, -1)
+    return Changes(value[order], op[order], sign[order], time[order], bounds)
+
+
+@njit(cache=True)
+def _in_order_of_lists(
+    list_start: Ints, list_items: Ints, list_owner: Ints, rank: Ints, size: Ints, maker: Ints, end: Ints, late: Bools,
+    early: Bools, chosen: Bools,
+) -> tuple[Ints, Ints, Ints, Ints]:  # fmt: skip
+    """The changes of the chosen values: which value, by which operation, in which of its phases; rank after rank, each
+    in the order of its list, and where each rank's begin. A counting sort."""
+    ops = int(list_items.max()) + 1 if len(list_items) else 0
+    # The entries of every operation: one, or of a collective one for each member, in the order of ranks.
+    entry_start = np.zeros(ops + 2, np.int64)
+    for e in range(len(list_items)):
+        entry_start[list_items[e] + 2] += 1
+    entry_start = np.cumsum(entry_start)
+    entries = np.empty(len(list_items), np.int64)
+    for e in range(len(list_items)):
+        entries[entry_start[list_items[e] + 1]] = e
+        entry_start[list_items[e] + 1] += 1
+    begin = np.zeros(4 * len(list_items) + 2, np.int64)  # of what a list's entry does in a phase: where it stands
+    for fill in range(2):
+        if fill == 1:
+            begin = np.cumsum(begin)
+            count = begin[-1]
+            value, op, phase = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+        for v in range(len(rank)):
+            if rank[v] < 0 or size[v] <= 0 or not chosen[v]:
+                continue
+            for goes in range(2):
+                by = end[v] if goes else maker[v]
+                if by < 0:
+                    continue
+                if goes:
+                    when = _GIVES_UP if early[v] else _GIVES_BACK
+                else:
+                    when = _LEAVES if late[v] else _TAKES
+                low, high = entry_start[by], entry_start[by + 1]
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    if list_owner[entries[middle]] <= rank[v]:
+                        low = middle
+                    else:
+                        high = middle
+                spot = 4 * entries[low] + when
+                if fill == 0:
+                    begin[spot + 2] += 1
+                else:
+                    place = begin[spot + 1]
+                    begin[spot + 1] += 1
+                    value[place], op[place], phase[place] = v, by, when
+    return value, op, phase, begin[4 * list_start]
 
 
 def tracks(played: Played, host: bool = False) -> list[Track]:
@@ -99,22 +148,6 @@ def _at_start(program: Program, host: bool) -> Ints:
     first = first[(program.value_rank[first] >= 0) & ((program.value_kind[first] == Value.HOST) == host)]
     np.add.at(base, (program.value_rank[first], program.value_kind[first]), program.value_bytes[first])
     return base
-
-
-def _places(program: Program, op: Ints, rank: Ints) -> Ints:
-    """The place of each operation in the list of the rank beside it; lists stand one after the other."""
-    lists = program.lists
-    place = np.empty(len(program), dtype=np.int64)
-    place[lists.items] = np.arange(len(lists.items))
-    found = place[op]
-    several = np.flatnonzero(program.group[op] >= 0)  # a collective has a place in every list
-    if len(several):
-        entries = np.flatnonzero(program.group[lists.items] >= 0)
-        key = lists.items[entries] * program.world + lists.owner[entries]
-        order = np.argsort(key)
-        at = np.searchsorted(key[order], op[several] * program.world + rank[several])
-        found[several] = entries[order[at]]
-    return np.asarray(found)
 
 
 def peaks(played: Played) -> list[Peak]:

@@ -18,7 +18,7 @@ from trainplan.predict.accuracy import Accuracy, beyond, known_error
 from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
 from trainplan.predict.contention import alike, contention
-from trainplan.predict.cost import Setting, costs, inside
+from trainplan.predict.cost import Setting, costs, inside, setting_of
 from trainplan.predict.decided import expected_agendas
 from trainplan.predict.flows import Flows
 from trainplan.predict.memory import Peak, host_peaks, peaks
@@ -114,7 +114,7 @@ def predict(
         why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
         raise PlanError(f"plan {plan_text.brief(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
     fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster, profile) and alike(plan, cluster, batch)
-    alone = Setting(profile, cluster, pace)
+    alone = setting_of(profile, cluster, pace)
     program = lower(plan, profile, batch, cluster.backend, steps=steps_of(plan), fold=fold)
     wiring, flows = wire(program), flows_of(program, plan, cluster)
     check(program, wiring)

@@ -358,6 +358,11 @@ class Profile:
         return {}
 
     @cached_property
+    def known_settings(self) -> dict[Any, Any]:
+        """Where programs of this profile were priced (`predict/cost.py`)."""
+        return {}
+
+    @cached_property
     def known_footprints(self) -> dict[Amount, Any]:
         """By samples, what `footprint.footprints` has worked out."""
         return {}

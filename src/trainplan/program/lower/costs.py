@@ -18,6 +18,8 @@ from trainplan.program.program import CostClass, Inside, Ints, are
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 _KINDS = tuple(Kind)
+_IS_PASS = are((Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)).tolist()
+_SHARED = (Kind.F, Kind.R, Kind.B)  # passes whose blocks ranks may share
 _SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W, Kind.STEP)
 _IS_BACKWARD, _IS_WHOLE, _IS_COPY = are((Kind.B, Kind.I, Kind.W)), are(WITHOUT_MICRO_BATCH), are(COPIES)
 _CARRIES = are([kind for kind in Kind if SPECS[kind].message or SPECS[kind].collective or kind in (*COPIES, Kind.LOAD)])
@@ -50,8 +52,7 @@ def cost_classes(
             known[key] = len(classes)
             *row_of, which = key
             samples = sizes[which] if which >= 0 else 0
-            found = _class(layout, samples, spans[number] if number >= 0 else (), *row_of)
-            classes.append(_shared(layout, found) if layout.plan.tp > 1 else found)
+            classes.append(_class(layout, samples, spans[number] if number >= 0 else (), *row_of))
         found_class[place_of] = known[key]
     class_of = np.zeros(len(example), dtype=np.int64)
     class_of[spots] = found_class
@@ -60,23 +61,52 @@ def cost_classes(
     return cost, tuple(classes), np.array(payload, dtype=np.int64)[cost]
 
 
-def _shared(layout: Layout, c: CostClass) -> CostClass:
-    """A pass of blocks that several ranks share: with what they exchange inside it."""
-    if c.kind not in (Kind.F, Kind.R, Kind.B):
-        return c
-    key = "inside", c.kind is Kind.B, c.first, c.last, c.samples
-    talk = kept(layout.profile, key, lambda: _inside(layout.profile, c))
-    return c._replace(sharing=layout.plan.slicers(c.rank), inside=talk)
+def _pass(
+    layout: Layout, kind: Kind, rank: int, stage: int, unit: int, samples: Amount, adds: int, last_pass: int,
+    again: int, cut: int,
+) -> CostClass:  # fmt: skip
+    """A pass, or a piece of one. Many plans have the same, so each is made once."""
+    first, last = layout.plan.bounds[stage]
+    since, until, started = 0.0, 1.0, False
+    if kind is Kind.R or (again and kind is Kind.B):
+        first, last = unit, unit + 1
+    elif kind is Kind.F and cut:
+        since, until = unit / (last - first), (unit + 1) / (last - first)
+        first, last = first + unit, first + unit + 1
+    elif (kind is Kind.F or kind is Kind.B) and layout.cut(stage, kind, bool(last_pass)):
+        pieces = layout.sections[stage]
+        first, last = pieces[unit if kind is Kind.F else len(pieces) - 1 - unit]
+        started = unit > 0
+    elif kind is Kind.B and last_pass and len(layout.buckets[stage]) > 1 and stage not in layout.late:
+        # A piece of the backward pass, which is cut where buckets become ready.
+        buckets = layout.buckets[stage]
+        since = buckets[unit - 1].ready if unit else 0.0
+        until = buckets[unit].ready if unit < len(buckets) - 1 else 1.0
+    known, sharing = layout.profile.known_stages, layout.sharing_blocks[rank] if kind in _SHARED else ()
+    key = kind, rank, first, last, samples, since, until, adds, sharing, started
+    if key not in known:
+        talk = _inside(layout.profile, kind is Kind.B, first, last, samples) if sharing else ()
+        known[key] = CostClass(
+            kind, rank, -1, first, last, samples, since=since, until=until, accumulate=adds, sharing=sharing,
+            inside=talk, started=started,
+        )  # fmt: skip
+    found: CostClass = known[key]
+    return found
 
 
-def _inside(profile: Profile, c: CostClass) -> tuple[Inside, ...]:
+def _inside(profile: Profile, back: bool, first: int, last: int, samples: Amount) -> tuple[Inside, ...]:
     """What ranks that share the blocks of a pass exchange inside it."""
-    inside: dict[tuple[str, int, bool], int] = {}
-    for block in profile.blocks[c.first : c.last]:
-        for part in block.backward_talk if c.kind is Kind.B else block.forward_talk:
-            name = part.what, round(part.bytes_per_sample * float(c.samples)), part.hidden  # type: ignore[arg-type]
-            inside[name] = inside.get(name, 0) + part.times
-    return tuple(Inside(what, size, count, hidden) for (what, size, hidden), count in inside.items())
+
+    def found() -> tuple[Inside, ...]:
+        inside: dict[tuple[str, int, bool], int] = {}
+        for block in profile.blocks[first:last]:
+            for part in block.backward_talk if back else block.forward_talk:
+                name = part.what, round(part.bytes_per_sample * float(samples)), part.hidden  # type: ignore[arg-type]
+                inside[name] = inside.get(name, 0) + part.times
+        return tuple(Inside(what, size, count, hidden) for (what, size, hidden), count in inside.items())
+
+    talk: tuple[Inside, ...] = kept(profile, ("inside", back, first, last, samples), found)
+    return talk
 
 
 def _class(
@@ -88,8 +118,10 @@ def _class(
         found = served_class(layout, layout.service, kind, stage, unit, peer, replica)
         if found is not None:
             return found
-    first, last = plan.bounds[stage]
     rank = layout.rank(replica, stage, line)
+    if _IS_PASS[number]:
+        return _pass(layout, kind, rank, stage, unit, samples, adds, last_pass, again, cut)
+    first, last = plan.bounds[stage]
     if kind is Kind.LOAD or kind in INPUT_MESSAGES:
         return load_class(layout, kind, rank, together)
     if SPECS[kind].message:
@@ -129,27 +161,11 @@ def _class(
         return CostClass(kind, rank, -1, first, last, 0, 8, members, by=layout.backend.sums_by, element=8)
     if kind is Kind.BARRIER:
         return CostClass(kind, rank, members=members)
-    if kind is Kind.R or (again and kind is Kind.B):
-        return CostClass(kind, rank, -1, unit, unit + 1, samples, accumulate=adds)
-    if kind is Kind.F and cut:
-        share, block = (unit / (last - first), (unit + 1) / (last - first)), first + unit
-        return CostClass(kind, rank, -1, block, block + 1, samples, since=share[0], until=share[1])
     if kind is Kind.STEP and layout.crosses:
         return CostClass(kind, rank, -1, unit, unit + 1, accumulate=1, apart=True)
     if kind is Kind.STEP:
         emptied = int(layout.copies[stage] > 1 and not layout.observed and not layout.plan.zero)
         return CostClass(kind, rank, -1, first, last, accumulate=emptied, until=layout.shared_share(stage))
-    pieces = layout.sections[stage]
-    if kind in COPIES:
-        size = parcels(profile, samples, pieces, bool(again))[unit].bytes
-        return CostClass(kind, rank, -1, *pieces[unit], samples, size)
-    if (kind is Kind.F or kind is Kind.B) and layout.cut(stage, kind, bool(last_pass)):
-        first, last = pieces[unit if kind is Kind.F else len(pieces) - 1 - unit]
-        return CostClass(kind, rank, -1, first, last, samples, accumulate=adds, started=unit > 0)
-    buckets = layout.buckets[stage]
-    if kind is Kind.B and last_pass and len(buckets) > 1 and stage not in layout.late:
-        # A piece of the backward pass, which is cut where buckets become ready.
-        since = buckets[unit - 1].ready if unit else 0.0
-        until = buckets[unit].ready if unit < len(buckets) - 1 else 1.0
-        return CostClass(kind, rank, -1, first, last, samples, since=since, until=until, accumulate=adds)
-    return CostClass(kind, rank, -1, first, last, samples, accumulate=adds)
+    pieces = layout.sections[stage]  # it is a copy of what one of them leaves
+    size = parcels(profile, samples, pieces, bool(again))[unit].bytes
+    return CostClass(kind, rank, -1, *pieces[unit], samples, size)

@@ -16,6 +16,7 @@ from trainplan.program.program import Bools, Ints, are
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 _WHOLE, _SHARED_OUT, _COLLECTIVE = are(WITHOUT_MICRO_BATCH), are(SHARED_OUT), are(COLLECTIVES)
+_NORM, _REDUCE_GRAD = int(Kind.NORM), int(Kind.REDUCE_GRAD)
 NEVER = np.iinfo(np.int64).max
 
 
@@ -49,25 +50,30 @@ class Found:
         self.replica_of = replica[row]  # of every operation, among those that have lists
         whole = _WHOLE[table.kind][row]
         ops = np.flatnonzero(~whole)
-        place = (replica[row[ops]] * steps + step[ops]) * plan.pieces + piece[ops]
+        place = (self.replica_of[ops] * steps + step[ops]) * plan.pieces + piece[ops]
         self._numbers[line[row[ops]], place] = ops
         # What replicas do together is each one's; it stands for the first of them.
-        together = _SHARED_OUT[self.kind[ops]]
+        together = _SHARED_OUT[self.kind[ops]] if plan.zero and len(layout.replicas) > 1 else np.zeros(0, dtype=bool)
         for later in range(1, min(plan.sharers, len(layout.replicas)) if together.any() else 0):
             beside = place[together] + later * steps * plan.pieces
             self._numbers[line[row[ops[together]]], beside] = ops[together]
         # What comes once: by (kind, stage, unit) and rank; what all copies do together, whichever stands for it.
-        self._once: dict[tuple[int, int, int, int], Ints] = {}
+        self._once: dict[tuple[int, int, int, int], int] = {}  # → a row of `_by_step`
         barrier = self.kind == Kind.BARRIER
-        for op in np.flatnonzero(whole & ~barrier).tolist():
-            kind, stage, _, unit = names[row[op]]
-            where = -1 if kind in COLLECTIVES and kind != Kind.NORM else int(self.rank[op])
-            if kind == Kind.NORM:
-                stage, where = 0, layout.answering(int(table.replica[row[op]]))
-            elif kind == Kind.REDUCE_GRAD and layout.units[stage] and unit < layout.first_tie:
-                where = int(table.replica[row[op]]) % plan.sharers
-            key = (kind, stage, unit, where)
-            self._once.setdefault(key, np.full(steps, -1, dtype=np.int64))[step[op]] = op
+        single = np.flatnonzero(whole & ~barrier)
+        own = row[single]
+        spots = []
+        for at, rank, replica_of in zip(own.tolist(), self.rank[single].tolist(), table.replica[own].tolist(), strict=True):
+            kind, stage, _, unit = names[at]
+            where = rank
+            if kind == _NORM:
+                stage, where = 0, layout.answering(replica_of)
+            elif _COLLECTIVE[kind]:
+                across = kind == _REDUCE_GRAD and layout.units[stage] and unit < layout.first_tie
+                where = replica_of % plan.sharers if across else -1
+            spots.append(self._once.setdefault((kind, stage, unit, where), len(self._once)))
+        self._by_step = np.full((len(self._once) + 1, steps), -1, dtype=np.int64)  # the last row stays empty
+        self._by_step[spots, step[single]] = single
         met = np.flatnonzero(barrier)
         self.barriers = np.full((len(layout.replicas), steps, int(phase.max(initial=0)) + 1), -1, dtype=np.int64)
         self.barriers[replica[row[met]], step[met], phase[met]] = met  # of a replica, in a step, after a phase
@@ -148,14 +154,7 @@ class Found:
 
     def homes(self) -> Ints:
         """The rank of every stage at every place."""
-        layout = self.layout
-        ranks = np.array(
-            [
-                [[layout.local(r, s, line) for line in range(layout.plan.lines)] for r in layout.replicas]
-                for s in layout.stages
-            ]
-        )
-        return np.asarray(ranks[:, self.replica, layout.line_of[self.piece]])
+        return np.asarray(self.layout.local_ranks[self.replica, self.layout.line_of[self.piece]].T)
 
     def adds(self, stages: Sequence[int]) -> Bools:
         """Whether the backward pass of every place finds gradients that it adds to; the first of a step does where
@@ -191,7 +190,8 @@ class Found:
     def by_size(self, of: Callable[[int, Any], float], count: int) -> Ints:
         """of(thing, samples) for so many things and every place, worked out once for each size that occurs."""
         table = [[round(of(thing, size)) for size in self._sizes] for thing in range(count)]
-        return np.array(table, dtype=np.int64).reshape(count, len(self._sizes))[:, self._size]
+        found = np.array(table, dtype=np.int64).reshape(count, len(self._sizes))
+        return found[:, self._size] if len(self._sizes) > 1 else np.repeat(found, self.places, axis=1)
 
     # -- of copies of stages ----------------------------------------------------------------------------------------
 
@@ -203,8 +203,8 @@ class Found:
         table = table.reshape(len(holdings), len(layout.replicas), self.steps, layout.plan.pieces)
         number = [self._replica_number[h.replica] for h in holdings]
         table = table[np.arange(len(holdings)), number]
-        if layout.plan.lines == 1 and empty == -1:
-            return table
+        if layout.plan.lines == 1:
+            return table if empty == -1 else np.where(table >= 0, table, empty)
         for h in holdings:
             if h.lines not in self._seen:
                 self._seen[h.lines] = np.isin(layout.line_of, h.lines)
@@ -213,13 +213,12 @@ class Found:
 
     def once(self, kind: Kind, holdings: Sequence[Holding], unit: int = 0) -> Ints:
         """Of operations that every copy does once a step."""
-        none = np.full(self.steps, -1, dtype=np.int64)
-        found = [self._once.get((int(kind), h.stage, unit, h.rank), none) for h in holdings]
-        return np.array(found, dtype=np.int64).reshape(len(holdings), self.steps)
+        number = int(kind)
+        return self._by_step[[self._once.get((number, h.stage, unit, h.rank), -1) for h in holdings]]
 
     def numbered(self, kind: Kind, stage: int, unit: int, rank: int) -> Ints:
         """Of operations that come once a step, of that number on a rank."""
-        return self._once.get((int(kind), stage, unit, rank), np.full(self.steps, -1, dtype=np.int64))
+        return self._by_step[self._once.get((int(kind), stage, unit, rank), -1)]
 
     def last(self, rank: int) -> Ints:
         """The last operation of every step that a rank does by itself."""
@@ -235,20 +234,16 @@ class Found:
 
     def shared(self, kind: Kind, stages: Sequence[int], units: Sequence[int] = ()) -> Ints:
         """Of collectives over all copies of a stage, once a step: a row for each stage that is asked for."""
-        none = np.full(self.steps, -1, dtype=np.int64)
         pairs = zip(stages, units or (0,) * len(stages), strict=True)
-        found = [self._once.get((int(kind), stage, unit, -1), none) for stage, unit in pairs]
-        return np.array(found, dtype=np.int64).reshape(len(stages), self.steps)
+        return self._by_step[[self._once.get((int(kind), stage, unit, -1), -1) for stage, unit in pairs]]
 
     def across(self, holdings: Sequence[Holding], units: Sequence[int]) -> Ints:
         """The sums over groups of replicas, of what each of these copies has a share of."""
-        none = np.full(self.steps, -1, dtype=np.int64)
         size = self.layout.plan.sharers
-        names = [(int(Kind.REDUCE_GRAD), h.stage, u, h.replica % size) for h, u in zip(holdings, units, strict=True)]
-        return np.array([self._once.get(name, none) for name in names]).reshape(len(names), self.steps)
+        names = [(_REDUCE_GRAD, h.stage, u, h.replica % size) for h, u in zip(holdings, units, strict=True)]
+        return self._by_step[[self._once.get(name, -1) for name in names]]
 
     def norm(self, holdings: Sequence[Holding]) -> Ints:
         """The sum of squares of each copy's replica."""
-        none = np.full(self.steps, -1, dtype=np.int64)
-        found = [self._once.get((int(Kind.NORM), 0, 0, self.layout.answering(h.replica)), none) for h in holdings]
-        return np.array(found, dtype=np.int64).reshape(len(holdings), self.steps)
+        names = [(_NORM, 0, 0, self.layout.answering(h.replica)) for h in holdings]
+        return self._by_step[[self._once.get(name, -1) for name in names]]

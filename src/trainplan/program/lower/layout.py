@@ -395,6 +395,19 @@ class Layout:
         return rank if len(self.replicas) == self.plan.dp and self.plan.tp == 1 else self._places[rank]
 
     @cached_property
+    def sharing_blocks(self) -> dict[int, tuple[int, ...]]:
+        """Of every rank of the cluster that holds a stage: the ranks that share its blocks, none where it is alone."""
+        leaders = {rank for pipeline in self.plan.placement for stage in pipeline for rank in stage}
+        return {rank: self.plan.slicers(rank) if self.plan.tp > 1 else () for rank in leaders}
+
+    @cached_property
+    def local_ranks(self) -> Ints:
+        """The same of all that have lists, as a table: (replica, line, stage)."""
+        lines = range(self.plan.lines)
+        ranks = [[[self.local(r, stage, line) for stage in self.stages] for line in lines] for r in self.replicas]
+        return np.array(ranks, dtype=np.int64)
+
+    @cached_property
     def _places(self) -> dict[int, int]:
         """Of the ranks that have lists: which of them it is."""
         ranks = self.plan.ranks(0) if len(self.replicas) < self.plan.dp else self.plan.leaders

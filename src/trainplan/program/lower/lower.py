@@ -49,6 +49,7 @@ _SHARED_OUT, _COPY = are(SHARED_OUT), are(COPIES)
 _LANE = np.array([SPECS[kind].lane for kind in Kind], dtype=np.int64)
 _WAY = np.isin(_LANE, (Lane.COPY_IN, Lane.COPY_OUT))  # between a device and its host
 _AWAITED = are((*RECEIVES, Kind.COUNT, Kind.NORM))  # by their hosts, where receiving keeps these
+_WITH_SERVER = are((Kind.SEND_G, Kind.RECV_W, Kind.RECV_INPUT))  # messages of workers
 
 
 def lower(
@@ -77,7 +78,8 @@ def lower(
     micro, part = np.divmod(piece, max(1, len(plan.slices)))
     group = numbers.group
     kind, rank = table.kind[row], table.rank[row]
-    rank[group >= 0] = [numbers.groups[g][0] for g in group[group >= 0]]
+    together = group >= 0
+    rank[together] = np.array([members[0] for members in numbers.groups], dtype=np.int64)[group[together]]
     cost, classes, bytes_ = cost_classes(layout, table, row, piece, group, numbers.spans)
     made = values(Found(layout, steps, table, row, piece, step, phase), len(row), bytes_)
     peer = _peers(layout, table)
@@ -129,16 +131,15 @@ def _waits(kind: Ints, backend: Backend, overlap: str, preload: str) -> np.ndarr
 
 def _peers(layout: Layout, table: Table) -> Ints:
     """The rank at the other end of a message; -1 of other rows."""
-    columns = (table.kind, table.replica, table.line, table.peer)
-    return np.array([_peer(layout, *row) for row in zip(*(c.tolist() for c in columns), strict=True)], dtype=np.int64)
-
-
-def _peer(layout: Layout, kind: int, replica: int, line: int, peer: int) -> int:
-    if peer < 0:
-        return -1
-    if layout.service is not None and kind in (Kind.SEND_G, Kind.RECV_W, Kind.RECV_INPUT):
-        return layout.service.rank(layout.service.server(peer))
-    return layout.local(replica, peer, line)
+    found = np.full(len(table.kind), -1, dtype=np.int64)
+    served = _WITH_SERVER[table.kind] & (layout.service is not None)
+    plain = np.flatnonzero((table.peer >= 0) & ~served)
+    replica = np.searchsorted(layout.replicas, table.replica[plain])
+    found[plain] = layout.local_ranks[replica, table.line[plain], table.peer[plain]]
+    if layout.service is not None:
+        servers = [layout.service.server(stage) for stage in table.peer[served].tolist()]
+        found[served] = [layout.service.rank(server) for server in servers]
+    return found
 
 
 @dataclass(frozen=True)
@@ -200,15 +201,16 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
                 known[pair] = number.setdefault((*share_group(layout, *pair), -1), len(number))
             group.append(known[pair])
     # So are barriers: one for each replica, step and phase.
-    met = np.flatnonzero(barrier)
-    replicas, steps, phases = table.replica[lists.row[met]], lists.step[met], lists.phase[met]
-    number_of = (replicas * (steps.max(initial=0) + 1) + steps) * (phases.max(initial=0) + 1) + phases
-    _names, first, which = np.unique(number_of, return_index=True, return_inverse=True)
-    op[met] = len(alone) + len(entry) + which
-    entry += met[first].tolist()
-    for replica in np.unique(replicas).tolist():
-        of = number.setdefault((*replica_group(layout, replica), -1), len(number))
-        group += [of] * int((replicas[first] == replica).sum())  # names are in the order of replicas
+    met = np.flatnonzero(barrier) if layout.in_phases else met[:0]
+    if len(met):
+        replicas, steps, phases = table.replica[lists.row[met]], lists.step[met], lists.phase[met]
+        number_of = (replicas * (steps.max() + 1) + steps) * (phases.max() + 1) + phases
+        _names, first, which = np.unique(number_of, return_index=True, return_inverse=True)
+        op[met] = len(alone) + len(entry) + which
+        entry += met[first].tolist()
+        for replica in np.unique(replicas).tolist():
+            of = number.setdefault((*replica_group(layout, replica), -1), len(number))
+            group += [of] * int((replicas[first] == replica).sum())  # names are in the order of replicas
     return _Numbers(
         op, np.concatenate([alone, np.array(entry, dtype=np.int64)]),
         np.concatenate([np.full(len(alone), -1, dtype=np.int64), np.array(group, dtype=np.int64)]),

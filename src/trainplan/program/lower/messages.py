@@ -200,5 +200,7 @@ def _after_those_sent_before(
 def _changes(*columns: Ints) -> Bools:
     """Where any of these is not what it was in the row before."""
     changed = np.ones(len(columns[0]), dtype=bool)
-    changed[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    changed[1:] = columns[0][1:] != columns[0][:-1]
+    for column in columns[1:]:
+        changed[1:] |= column[1:] != column[:-1]
     return changed
