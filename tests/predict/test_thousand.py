@@ -1,16 +1,21 @@
 """What plans share is worked out once, and changes no prediction."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks import thousand
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.program.strategies import cases, examples
 from trainplan.plan.plan import plan
 from trainplan.predict.predict import predict
-from trainplan.program.lower import bodies
+from trainplan.program.lower import bodies, lower
+from trainplan.program.program import Program, Ragged
 from trainplan.program.schedules import _scheduled
 
 
@@ -30,6 +35,33 @@ def test_shared_work_changes_no_prediction(some: Any) -> None:
         alone = predict(choices, replace(profile), replace(there), thousand.BATCH)
         assert alone == found
         assert alone.peaks == found.peaks
+
+
+def same(one: Program, other: Program) -> None:
+    """Every column, table and number of two programs."""
+    for field in fields(Program):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        pairs = ((a.start, b.start), (a.items, b.items)) if isinstance(a, Ragged) else ((a, b),)
+        for left, right in pairs:
+            if isinstance(left, np.ndarray):
+                np.testing.assert_array_equal(left, right, strict=True, err_msg=field.name)
+            else:
+                assert left == right, field.name
+
+
+@examples(40)
+@given(
+    cases(), st.lists(st.sampled_from([("micro", 2), ("micro", 5), ("recompute", "full"), ("bucket", 40)]), max_size=3)
+)
+def test_shared_work_changes_no_program(case: Any, before: Any) -> None:
+    """A plan lowered after others of its model, and when nothing is known of any other."""
+    for word, value in before:
+        other = replace(case.plan, **{word: value})
+        lower(other, case.profile, other.dp * other.micro + 3, case.backend, case.steps, case.fold)
+    found = case.program()
+    bodies.forget()
+    _scheduled.cache_clear()
+    same(found, lower(case.plan, replace(case.profile), case.batch, case.backend, case.steps, case.fold))
 
 
 def test_a_stage_is_worked_out_once(some: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ class Footprints:
         self._branch = [round(block.branch_bytes * share) for block in profile.blocks]
         self.size = [crossing.bytes(samples) for crossing in profile.crossings]
         self._back: dict[tuple[int, int, bool], list[Moment]] = {}
+        self._worst: dict[tuple[int, int, bool, int | None, int | None], Moment] = {}
         self._forward: dict[tuple[int, int], tuple[int, int]] = {}
 
     def backward(self, first: int, last: int, adds: bool) -> list[Moment]:
@@ -60,6 +61,17 @@ class Footprints:
         if key not in self._back:
             self._back[key] = self._moments(*key)
         return self._back[key]
+
+    def worst(self, first: int, last: int, adds: bool, low: int | None = None, high: int | None = None) -> Moment:
+        """The worst moment of going back through blocks first ≤ b < last, or through those of them from `low` to
+        `high` (both included)."""
+        key = first, last, adds, low, high
+        if key not in self._worst:
+            moments = self.backward(first, last, adds)
+            self._worst[key] = worst(
+                moments if low is None or high is None else moments[low - first : high - first + 1]
+            )
+        return self._worst[key]
 
     def kept(self, first: int, last: int) -> int:
         """What a forward pass leaves for backward: inside blocks, and what passes between them and is needed again."""
@@ -85,8 +97,7 @@ class Footprints:
         extra = self.backward_workspace[block]
         if not adds:
             # Measured while gradients were added to: each new one needs memory of its own until it has been added.
-            own = (p.bytes for p in self.profile.parameters_of(block, block + 1) if p.trainable)
-            extra = max(0, extra - max(own, default=0))
+            extra = max(0, extra - self.profile.largest_gradients[block])
         return extra
 
     def halfway(self, first: int, last: int) -> int:
@@ -97,10 +108,7 @@ class Footprints:
         """How much more is alive at the worst moment of the first part than at its end. It makes no gradients of
         weights; those that it leaves gather from the last block on."""
         moments = self.backward(first, last, adds=False)
-        own = [
-            max((p.bytes for p in self.profile.parameters_of(b, b + 1) if p.trainable), default=0)
-            for b in range(first, last)
-        ]
+        own = self.profile.largest_gradients[first:last]
         gathered = list(accumulate(reversed(self._branch[first:last])))[::-1]
         most = max(
             m.passing - min(w, self.one_block(m.block, False)) + g
@@ -123,7 +131,9 @@ class Footprints:
         gradients = [0] * len(saved)  # from the last block on
         for parameter in self.profile.parameters_of(first, last):
             if parameter.trainable:
-                gradients[max(b for b in parameter.blocks if b < last) - first] += parameter.bytes
+                used = parameter.blocks
+                block = used[0] if len(used) == 1 else max(b for b in used if b < last)
+                gradients[block - first] += parameter.bytes
         there = list(accumulate(reversed(gradients)))[::-1]
         blocks = range(first, last)
         return [

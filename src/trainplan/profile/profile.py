@@ -334,6 +334,12 @@ class Profile:
         return self._used[key]
 
     @cached_property
+    def largest_gradients(self) -> tuple[int, ...]:
+        """Of every block, the bytes of the largest gradient of the weights that it uses."""
+        own = [self.parameters_of(block, block + 1) for block in range(len(self.blocks))]
+        return tuple(max((p.bytes for p in used if p.trainable), default=0) for used in own)
+
+    @cached_property
     def _places(self) -> dict[int, list[int]]:
         """By block, where the parameters that it uses stand in the list."""
         found: dict[int, list[int]] = {}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trainplan.cluster.cluster import Device
 from trainplan.errors import PlanError
@@ -51,15 +52,27 @@ def variant(profile: Profile, device: Device, choice: Choice) -> Profile:
         return profile
     key = choice, device.name, tuple(sorted(device.efficiency.items()))
     if key not in profile.known_variants:
-        profile.known_variants[key] = _variant(profile, device, choice)
+        refuse(profile, choice)
+        made = _all_made(profile, choice, speed_of(device, choice.precision, model_of(device)), key[1:])
+        profile.known_variants[key] = _variant(profile, choice, made)
     found: Profile = profile.known_variants[key]
     return found
 
 
-def _variant(profile: Profile, device: Device, choice: Choice) -> Profile:
-    refuse(profile, choice)
-    speed = speed_of(device, choice.precision, model_of(device))
-    made = [_Made(profile, recipe, choice, speed) for recipe in profile.recipes]
+def _all_made(profile: Profile, choice: Choice, speed: Speed, device: tuple[Any, ...]) -> tuple[_Made, ...]:
+    """What all recipes come to on a device. Whether the core of attention is kept changes no seconds but its own."""
+    key = "made", choice, *device
+    if key not in profile.known_variants:
+        keeping = replace(choice, selective=False)
+        known = _all_made(profile, keeping, speed, device) if choice.selective else (None,) * len(profile.recipes)
+        profile.known_variants[key] = tuple(
+            _Made(profile, recipe, choice, speed, like) for recipe, like in zip(profile.recipes, known, strict=True)
+        )
+    found: tuple[_Made, ...] = profile.known_variants[key]
+    return found
+
+
+def _variant(profile: Profile, choice: Choice, made: tuple[_Made, ...]) -> Profile:
     narrow = choice.precision in NARROW
     parameters = tuple(_parameter(p, choice, narrow) for p in profile.parameters)
     share = _by_block(profile, profile.parameters, parameters)
@@ -113,14 +126,17 @@ def refuse(profile: Profile, choice: Choice) -> None:
 class _Made:
     """What a recipe comes to under a choice: worked out once, for all blocks that follow it."""
 
-    def __init__(self, profile: Profile, recipe: Recipe, choice: Choice, speed: Speed) -> None:
+    def __init__(
+        self, profile: Profile, recipe: Recipe, choice: Choice, speed: Speed, keeping: _Made | None = None
+    ) -> None:  # fmt: skip
+        """`keeping`: the same with the core of attention kept, where that is known."""
         self.recipe, self.choice, self.speed, self.sizes = recipe, choice, speed, profile.samples
         self.numbers = 0.5 if choice.precision in NARROW else 1.0  # bytes of a number with a fraction, of those in 32
         core = tuple(work for work in recipe.forward if work.core)
-        self.forward_s = self._seconds(recipe.forward)
+        self.forward_s: Floats = keeping.forward_s if keeping else self._seconds(recipe.forward)
         self.again_s = self._seconds(core) if choice.selective else tuple(0.0 for _ in self.sizes)
-        back = self._seconds(recipe.backward)
-        self.backward_s = tuple(a + b for a, b in zip(back, self.again_s, strict=True))
+        back = keeping.backward_s if keeping else self._seconds(recipe.backward)
+        self.backward_s: Floats = tuple(a + b for a, b in zip(back, self.again_s, strict=True))
         again = [work.small for work in core] if choice.selective else []
         self.forward_issue_s = issue_seconds([work.small for work in recipe.forward], "forward", speed)
         self.backward_issue_s = issue_seconds([work.small for work in recipe.backward], "backward", speed)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainplan.profile.footprint import Moment, footprints, weights_extra, worst
+from trainplan.profile.footprint import Moment, footprints, weights_extra
 from trainplan.profile.profile import Crossing, Portion
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.ledger import Ledger
@@ -37,8 +37,7 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
         """Of every pass, at its worst moment."""
 
         def table(adding: bool) -> Ints:
-            moments = lambda s, n: footprints(profile, n).backward(*bounds[s], adding)  # noqa: E731
-            return found.by_size(lambda s, n: part(worst(moments(s, n))), len(stages))
+            return found.by_size(lambda s, n: part(footprints(profile, n).worst(*bounds[s], adding)), len(stages))
 
         return table(True) if adds.all() else np.where(adds, table(True), table(False))
 
@@ -116,13 +115,14 @@ def _in_pieces(ledger: Ledger, found: Found, home: Ints, stage: int, forward: In
     ends = [first for first, _ in reversed(layout.sections[stage])] or [b.block for b in layout.buckets[stage]]
     lowest = np.minimum.accumulate(ends)
     lowest[-1] = bounds[0]
-    highest = np.concatenate([[bounds[1] - 1], lowest[:-1]])
-    pieces = range(len(lowest))
+    low = lowest.tolist()
+    high = [bounds[1] - 1, *low[:-1]]
+    pieces = range(len(low))
 
     def at(part: Callable[[Moment], int]) -> Ints:
         def of(piece: int, samples: int) -> int:
-            moments = footprints(profile, samples).backward(*bounds, adds=layout.plan.zero < 2)
-            return part(worst(moments[lowest[piece] - bounds[0] : highest[piece] - bounds[0] + 1]))
+            own = low[piece], high[piece]
+            return part(footprints(profile, samples).worst(*bounds, layout.plan.zero < 2, *own))
 
         return found.by_size(of, len(pieces))
 

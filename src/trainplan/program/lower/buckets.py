@@ -9,9 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import numpy as np
+
 from trainplan.profile.profile import Parameter, Profile
+from trainplan.program.program import Ints
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,14 @@ def stage_buckets(
             # The gradient of a parameter that several blocks use is complete when the earliest of them is through.
             return min(b for b in parameter.blocks if first <= b < last)
 
-        def ready(parameter: Parameter) -> float:
-            block = block_of(parameter)
+        @cache
+        def of_block(block: int) -> tuple[float, float]:
+            """Seconds of going back through the blocks behind one, and through itself."""
             later = profile.total("backward_s", block + 1, last, samples)
-            own = profile.total("backward_s", block, block + 1, samples)
+            return later, profile.total("backward_s", block, block + 1, samples)
+
+        def ready(parameter: Parameter) -> float:
+            later, own = of_block(block_of(parameter))
             return (later + parameter.ready * own) / whole if whole > 0 else 1.0
 
         inside = [p for p in parameters if p.trainable and all(first <= b < last for b in p.blocks)]
@@ -120,6 +128,20 @@ def _parameters_by_stage(profile: Profile, bounds: tuple[tuple[int, int], ...]) 
     for parameter in profile.parameters:
         for stage in sorted({stage_of[block] for block in parameter.blocks}):
             found[stage].append(parameter)
+    return found
+
+
+def held_by_stage(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> tuple[Ints, Ints, Ints]:
+    """What each stage holds: bytes of weights, elements of those that are trained, and bytes of running statistics."""
+
+    def made() -> tuple[Ints, Ints, Ints]:
+        own = parameters_by_stage(profile, bounds)
+        weights = [sum(p.bytes for p in parameters) for parameters in own]
+        states = [sum(p.count for p in parameters if p.trainable) for parameters in own]
+        buffers = [sum(block.buffer_bytes for block in profile.blocks[first:last]) for first, last in bounds]
+        return np.array(weights), np.array(states), np.array(buffers)
+
+    found: tuple[Ints, Ints, Ints] = kept(profile, ("held", bounds), made)
     return found
 
 

@@ -82,7 +82,8 @@ def _pass(
         buckets = layout.buckets[stage]
         since = buckets[unit - 1].ready if unit else 0.0
         until = buckets[unit].ready if unit < len(buckets) - 1 else 1.0
-    known, sharing = layout.profile.known_stages, layout.sharing_blocks[rank] if kind in _SHARED else ()
+    sharing = layout.plan.slicers(rank) if layout.plan.tp > 1 and kind in _SHARED else ()
+    known = layout.profile.known_stages
     key = kind, rank, first, last, samples, since, until, adds, sharing, started
     if key not in known:
         talk = _inside(layout.profile, kind is Kind.B, first, last, samples) if sharing else ()

@@ -46,6 +46,8 @@ def _fused(counts: Sequence[int], parameters: Sequence[Parameter], own: Sequence
     >>> _fused((1, 3, 1), of, of[:3]), _fused((1, 3, 1), of, of[3:]), _fused((), of, of)
     ([1, 2], [1, 1], [])
     """
+    if not counts:
+        return []
     names, mine = [p.name for p in parameters if p.trainable], {p.name for p in own}
     ends = list(itertools.accumulate(counts))
     found = [sum(name in mine for name in names[end - n : end]) for end, n in zip(ends, counts, strict=True)]

@@ -63,7 +63,9 @@ class Found:
         single = np.flatnonzero(whole & ~barrier)
         own = row[single]
         spots = []
-        for at, rank, replica_of in zip(own.tolist(), self.rank[single].tolist(), table.replica[own].tolist(), strict=True):
+        for at, rank, replica_of in zip(
+            own.tolist(), self.rank[single].tolist(), table.replica[own].tolist(), strict=True
+        ):
             kind, stage, _, unit = names[at]
             where = rank
             if kind == _NORM:

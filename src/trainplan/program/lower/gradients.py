@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainplan.profile.footprint import footprints, update_workspace, worst
+from trainplan.profile.footprint import footprints, update_workspace
 from trainplan.profile.profile import Parameter
 from trainplan.program.exchanges import BY_ROUNDS, rounds_of
 from trainplan.program.exchanges.rounds import beside
@@ -194,7 +194,7 @@ def _first_pass(found: Found, holdings: list[Holding], sizes: list[dict[int, int
     profile, bounds = found.layout.profile, found.layout.plan.bounds
 
     def there(stage: int, samples: int) -> int:
-        moment = worst(footprints(profile, samples).backward(*bounds[stage], adds=False))
+        moment = footprints(profile, samples).worst(*bounds[stage], adds=False)
         return sum(size for block, size in sizes[stage].items() if block >= moment.block)
 
     stage = [h.stage for h in holdings]

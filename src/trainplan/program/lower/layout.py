@@ -380,7 +380,7 @@ class Layout:
 
     def is_tied(self, parameter: Parameter) -> bool:
         """Whether several stages hold it."""
-        return len({self.stage_of[block] for block in parameter.blocks}) > 1
+        return len(parameter.blocks) > 1 and len({self.stage_of[block] for block in parameter.blocks}) > 1
 
     # -- ranks ------------------------------------------------------------------------------------------------------
 
@@ -393,12 +393,6 @@ class Layout:
         that share a stage the first stands for all: they do the same at the same time."""
         rank = self.plan.rank(replica, stage, line)
         return rank if len(self.replicas) == self.plan.dp and self.plan.tp == 1 else self._places[rank]
-
-    @cached_property
-    def sharing_blocks(self) -> dict[int, tuple[int, ...]]:
-        """Of every rank of the cluster that holds a stage: the ranks that share its blocks, none where it is alone."""
-        leaders = {rank for pipeline in self.plan.placement for stage in pipeline for rank in stage}
-        return {rank: self.plan.slicers(rank) if self.plan.tp > 1 else () for rank in leaders}
 
     @cached_property
     def local_ranks(self) -> Ints:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainplan.program.lower.activations import activations, carried_apart, recomputed_activations
+from trainplan.program.lower.buckets import held_by_stage
 from trainplan.program.lower.decided import decided
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.gradients import gradients, updates
@@ -67,18 +68,13 @@ def _states(ledger: Ledger, found: Found) -> None:
     profile, layout = found.layout.profile, found.layout
     holdings = layout.holdings
     never = np.full(len(holdings), -1, dtype=np.int64)
-    weights, states, buffers = [], [], []
-    for (first, last), parameters in zip(layout.plan.bounds, layout.parameters, strict=True):
-        weights.append(sum(p.bytes for p in parameters))
-        states.append(sum(p.count for p in parameters if p.trainable))
-        buffers.append(sum(block.buffer_bytes for block in profile.blocks[first:last]))
-    stage, rank = (np.array([getattr(h, name) for h in holdings]) for name in ("stage", "rank"))
-    own, stepped = np.array(weights)[stage], np.array(states)[stage]
+    stage, rank = np.array([(h.stage, h.rank) for h in holdings]).T
+    own, stepped, buffers = (column[stage] for column in held_by_stage(profile, layout.plan.bounds))
     if layout.plan.zero:
         own, stepped = shares(layout, own, stepped)
     held = np.round(stepped * profile.state_bytes_per_parameter).astype(np.int64)
     held *= np.array([layout.steps_at(h.rank) for h in holdings])
-    for kind, sizes in ((Value.WEIGHTS, own), (Value.OPTIMIZER, held), (Value.BUFFERS, np.array(buffers)[stage])):
+    for kind, sizes in ((Value.WEIGHTS, own), (Value.OPTIMIZER, held), (Value.BUFFERS, buffers)):
         ledger.add(kind, sizes, rank, never, never)
     if layout.service is not None:
         served_states(ledger, layout, layout.service)
