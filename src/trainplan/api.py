@@ -296,16 +296,21 @@ def compare(
     from trainplan.engine.compare import compare as hold
     from trainplan.engine.launch import check_request
     from trainplan.report.answers import Compared
+    from trainplan.report.progress import progress
     from trainplan.starting import run_here
+    from trainplan.units import some
 
     plan = runnable(plan)
     check_request(out, steps=steps, timed_steps=timed_steps)
     s = situation(model, cluster, batch, profile, (), False, parts(inputs, loss, optimizer), runs=True)
     chosen, there = plan_for(plan, s)
-    found = hold(
-        name_of(s), chosen, steps=steps, batch=s.batch, seed=seed, backend=there.backend, device=torch_device(s)
-    )
-    timed = run_here(s, chosen, there, timed_steps, out, False, seed=seed, show=False)
+    with progress(lines=True) as report:  # starting Python and torch on every rank takes seconds, twice
+        found = hold(
+            name_of(s), chosen, steps=steps, batch=s.batch, seed=seed, backend=there.backend, device=torch_device(s),
+            progress=report,
+        )  # fmt: skip
+        report(f"timing {some(timed_steps, 'step')} on {some(chosen.world, 'new process')}", 0.7)
+        timed = run_here(s, chosen, there, timed_steps, out, False, seed=seed, show=False)
     return Compared(found, timed)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ from trainplan.errors import ModelError
 from trainplan.plan.keys import part_of
 from trainplan.plan.plan import Plan
 from trainplan.plan.served import ASYNCHRONOUS
-from trainplan.plan.text import text
+from trainplan.plan.text import brief, text
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.capture.verify import allowed_differences, verify
 from trainplan.profile.structure import structure
+from trainplan.units import some
 from trainplan.workload.workload import Batch, Workload
 
 # In float64 only the order of additions differs. (In float32, Adam turns rounding into differences of 1e-3.)
@@ -81,10 +82,12 @@ def compare(
     overrides: dict[str, Any] | None = None,
     backend: str = "gloo",
     device: str = "cpu",
+    progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Comparison:
     """Train some steps in float64 alone and under a plan; loss, gradients, weights, buffers, optimizer state."""
     from trainplan.workload.load import load as load_workload
 
+    progress(f"training {some(steps, 'step')} in this process, in float64", 0.1)
     workload = in_double(load_workload(workload_text, **(overrides or {})))
     skeleton = Skeleton(workload.build)
     skeleton.model.train()
@@ -93,6 +96,7 @@ def compare(
     own = _own_model(workload, skeleton, seed)
     alone = train_alone(plan, workload, captured, skeleton.materialise(None, seed), batches, seed)
     against_own = _against_own(plan, workload, captured, own, alone, batches)
+    progress(f"training them under {brief(plan)} on {some(plan.world, 'new process')}", 0.3)
     folder = Path(tempfile.mkdtemp(prefix="trainplan-compare-"))
     try:
         result = run(
