@@ -11,8 +11,10 @@ from benchmarks import campaign, engine, exchanges
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.synthetic import chain
 from tests.test_docs import loaded
 from trainplan import files
+from trainplan.bench import suites
 from trainplan.bench.accuracy import Compared
 from trainplan.bench.by_hand import BY_HAND, Training, by_hand
 from trainplan.bench.limit import UNFINISHED, Limit
@@ -21,9 +23,12 @@ from trainplan.cluster.overrides import with_overrides
 from trainplan.cluster.parse import cluster
 from trainplan.engine.measurement import RunResult
 from trainplan.errors import RunError
+from trainplan.plan.text import parse
 from trainplan.predict.predict import predict
 from trainplan.profile.measure import measure
 from trainplan.profile.profile import Profile
+from trainplan.solve.resolve import resolve
+from trainplan.units import MIB
 from trainplan.workload.load import load
 
 # -- torch's own means ------------------------------------------------------------------------------------------------
@@ -202,3 +207,12 @@ def test_a_campaign_goes_on_where_it_stopped(
     assert "bad" not in capsys.readouterr().out.rpartition("half")[2]  # what failed is not tried again by itself
     with pytest.raises(SystemExit):
         call("--parts", "z")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_exchange_that_is_to_be_measured_is_a_plan(ranks: int) -> None:
+    """Also of a model with few blocks: ZeRO-R's rows say how many of them offload."""
+    profile = chain(8, forward=1e-3, backward=2e-3, weights=4 * MIB)
+    found = [resolve(parse(line), profile, cluster("4xcpu"), 16) for line in suites.exchanges(ranks)]
+    assert len(set(found)) == len(found)
+    assert any(plan.away for plan in found)
