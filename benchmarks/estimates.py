@@ -10,6 +10,12 @@ plain loop where the device is, no line of it ours, and notes seconds of a step 
 Both write after every case and do not do again what is there, so they can be stopped (`--for` SECONDS) and started
 again; `--again` estimates anew, with another file or another model of it. A case that does not fit or cannot be
 captured has its error. On a CPU (`--device cpu` for both) there are a few small cases, in fp32.
+
+What is known of the H200 was looked at by the cases that are usual here, so they are no test of it any more. `--cases
+blind` are others: other batch sizes, depths, widths, sequences and images, each network in another precision.
+
+    python benchmarks/estimates.py estimate --cases blind --out benchmarks/data/estimates-blind.json
+    python benchmarks/estimates.py measure --device cuda:0 --for 500 --out benchmarks/data/estimates-blind.json
 """
 
 import argparse
@@ -17,7 +23,7 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +44,7 @@ from trainplan.workload.batch import each_tensor
 from trainplan.workload.load import load
 
 ZOO = ("resnet18", "resnet50", "resnet152", "vgg11", "vgg16", "mobilenetv2")
-GPT = "gpt:layers={},hidden={},heads={},seq=1024,vocab=50257"
+GPT = "gpt:layers={},hidden={},heads={},seq={},vocab=50257"
 USER = "benchmarks/networks.py:"
 PRECISIONS = ("tf32", "bf16", "pure-bf16")  # the second is autocast's
 WARM_UP, LEAST, MOST, TIMED_S = 3, 6, 40, 1.0  # steps, and seconds of them
@@ -78,28 +84,62 @@ class Case:
         return self.issue_s > HOST_BOUND * self.measured_s
 
 
-def wanted(cpu: bool) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """(model, batch sizes, precision); precisions take turns over the models, so that each kind has several."""
-    if cpu:
-        for network in ("resnet18", "vgg11", "mobilenetv2"):
-            yield f"{network}:cifar10", (4, 16), "fp32"
-        yield "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=1000", (1, 4), "fp32"
-        return
+Wanted = tuple[str, tuple[int, ...], str]  # model, batch sizes, precision
+
+
+def wanted(which: str) -> Iterator[Wanted]:
+    """The cases of a list; precisions take turns over the models, so that each kind has several."""
+    zoo, rest = LISTS[which]()
+    for number, (name, sizes) in enumerate([*zoo, *rest]):
+        # The second time that a network of the zoo comes, with other images, it is another one's turn. In another list
+        # everybody has the next one's.
+        turn = number + number // len(ZOO) + list(LISTS).index(which)
+        yield name, sizes, "fp32" if which == "cpu" else PRECISIONS[turn % len(PRECISIONS)]
+
+
+Sized = tuple[str, tuple[int, ...]]  # model, batch sizes
+Listed = tuple[list[Sized], list[Sized]]  # of the zoo, and others
+
+
+def _zoo(small: tuple[int, ...], large: tuple[int, ...]) -> list[Sized]:
+    return [
+        (f"{network}:{data}", sizes) for data, sizes in (("cifar10", small), ("imagenet", large)) for network in ZOO
+    ]
+
+
+def _usual() -> Listed:
     images, texts = (8, 32, 128), (2, 8, 32)
-    rest: list[tuple[str, tuple[int, ...]]] = [
-        (GPT.format(12, 768, 12), (1, 4, 16)),
-        (GPT.format(24, 1024, 16), (1, 4, 8)),
-        (GPT.format(36, 1280, 20), (1, 2, 4)),
+    return _zoo((32, 128, 512), images), [
+        (GPT.format(12, 768, 12, 1024), (1, 4, 16)),
+        (GPT.format(24, 1024, 16, 1024), (1, 4, 8)),
+        (GPT.format(36, 1280, 20, 1024), (1, 2, 4)),
         *((f"{USER}llama,seq={seq}", (size,)) for seq, size in ((1024, 4), (2048, 2), (512, 16))),
         *((f"{USER}{name}", images) for name in ("vit", "convnext", "densenet")),
         *((f"{USER}{name}", texts) for name in ("bert", "t5")),
     ]
-    zoo = [
-        (f"{network}:{data}", s) for data, s in (("cifar10", (32, 128, 512)), ("imagenet", images)) for network in ZOO
+
+
+def _blind() -> Listed:
+    llama = f"{USER}llama,layers=22,hidden=1792,heads=14"
+    return _zoo((64, 256, 768), (16, 48, 96)), [
+        (GPT.format(12, 768, 12, 512), (2, 6, 24)),
+        (GPT.format(24, 1024, 16, 768), (2, 6, 10)),
+        (GPT.format(36, 1280, 20, 512), (2, 4, 6)),
+        *((f"{llama},seq={seq}", (size,)) for seq, size in ((768, 4), (1536, 3), (384, 12))),
+        (f"{USER}vit,hidden=1024,heads=16,side=192", (16, 48, 96)),
+        (f"{USER}convnext,width=128,side=192", (16, 48, 96)),
+        (f"{USER}densenet,growth=48,side=192", (16, 48, 96)),
+        (f"{USER}bert,layers=16,hidden=1024,heads=16,seq=256", (4, 12, 48)),
+        (f"{USER}t5,layers=8,hidden=1024,heads=16,seq=384", (4, 12, 24)),
     ]
-    for number, (name, sizes) in enumerate([*zoo, *rest]):
-        # The second time that a network of the zoo comes, with other images, it is another one's turn.
-        yield name, sizes, PRECISIONS[(number + number // len(ZOO)) % len(PRECISIONS)]
+
+
+def _cpu() -> Listed:
+    rest: list[Sized] = [("gpt:layers=4,hidden=256,heads=4,seq=128,vocab=1000", (1, 4))]
+    return [(f"{network}:cifar10", (4, 16)) for network in ("resnet18", "vgg11", "mobilenetv2")], rest
+
+
+LISTS: dict[str, Callable[[], Listed]] = {"usual": _usual, "blind": _blind, "cpu": _cpu}
 
 
 def estimated(name: str, sizes: tuple[int, ...], precision: str, model: Model) -> Iterator[Case]:
@@ -223,6 +263,7 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--file", default="", help="of the device: trainplan device measure -o FILE")
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--cases", choices=("usual", "blind"), default="usual", help="which to estimate")
     parser.add_argument("--for", dest="limit", type=float, default=float("inf"), help="seconds after which to stop")
     parser.add_argument("--first", type=int, default=None, help="only so many models, or cases")
     parser.add_argument("--again", action="store_true", help="estimate what is estimated already")
@@ -232,7 +273,7 @@ def main() -> None:
     if asked.action == "estimate":
         file = DeviceFile.load(asked.file) if asked.file else trainplan.device("show", "H200").file
         model = Model(file)
-        for name, sizes, precision in list(wanted(asked.device == "cpu"))[: asked.first]:
+        for name, sizes, precision in list(wanted("cpu" if asked.device == "cpu" else asked.cases))[: asked.first]:
             old = [found.rows.get((name, size, precision)) for size in sizes]
             if time.monotonic() > until or (not asked.again and all(row and row.estimated_s for row in old)):
                 continue

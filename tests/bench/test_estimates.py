@@ -13,14 +13,26 @@ from trainplan.profile.estimate import estimate, traced
 from ..profiling import models
 
 
-def test_the_cases_are_those_that_were_asked_for():
-    cases = [(name, size, precision) for name, sizes, precision in estimates.wanted(cpu=False) for size in sizes]
+def _cases(which):
+    return [(name, size, precision) for name, sizes, precision in estimates.wanted(which) for size in sizes]
+
+
+@pytest.mark.parametrize("which", ["usual", "blind"])
+def test_the_cases_are_those_that_were_asked_for(which):
+    cases = _cases(which)
     assert len(set(cases)) == len(cases) >= 60
     assert min(Counter(precision for *_, precision in cases).values()) >= 15
     for word in (*estimates.ZOO, "llama", "vit", "bert", "t5", "convnext", "densenet", "hidden=768", "hidden=1280"):
         assert sum(word in name for name, *_ in cases) >= 3
     for network in estimates.ZOO:  # in two precisions, so that neither stands for the other
         assert len({precision for name, _, precision in cases if name.startswith(network)}) == 2
+
+
+def test_no_blind_case_was_ever_looked_at():
+    """Neither a shape of the usual list, nor a network of the zoo in a precision in which it was."""
+    usual, blind = _cases("usual"), _cases("blind")
+    assert not {(name, size) for name, size, _ in usual} & {(name, size) for name, size, _ in blind}
+    assert not {(name, precision) for name, _, precision in usual} & {(name, precision) for name, _, precision in blind}
 
 
 def test_a_case_is_estimated_then_measured_and_told(tmp_path, monkeypatch):
