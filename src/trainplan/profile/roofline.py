@@ -14,10 +14,11 @@ from typing import Literal
 
 from trainplan.cluster.cluster import Device
 from trainplan.errors import InputError, nearest
-from trainplan.profile.device.families import PRECISIONS, family_of, place, places
+from trainplan.profile.device.families import PRECISIONS, convolution_flops, family_of, place, places
 from trainplan.profile.device.model import Model, tiled
 from trainplan.profile.efficiency import Efficiency, efficiency
 from trainplan.profile.op import CONVOLUTIONS, Op
+from trainplan.profile.winograd import winograd
 from trainplan.units import percent
 
 Pass = Literal["forward", "backward"]
@@ -30,7 +31,7 @@ READ_TWICE = {"native_batch_norm", "native_batch_norm_backward", "_log_softmax",
 # Share of the peak.
 PRODUCT = 0.70  # in fp32 without tensor cores (a GPT of 124 M parameters on an H200: 0.56 to 0.65)
 CONVOLUTION = 0.68  # ResNets in fp32 on a Titan RTX (cgnorthcutt/cnn-gpu-benchmarks@eb762d8)
-WINOGRAD = 0.92  # 3 × 3 at stride 1 in fp32 needs fewer products: VGGs there (ryujaehun/pytorch-gpu-benchmark@3f47a9e)
+CONVOLUTION_CPU = 0.92  # 3 × 3 at stride 1 on a CPU, which mostly computes what is counted (assumed)
 CONVOLUTION_TENSOR_CORES = 0.25  # ResNet-50 in tf32 on an H200, batch 32: layers are small for so large a peak
 STREAM = Efficiency().stream
 DEPTHWISE_STREAM = 0.25  # assumed: MobileNet takes about twice what its bytes would
@@ -161,10 +162,15 @@ def plain_seconds(op: Op, speed: Speed) -> float:
     stream = reaches.stream
     peak, cores = speed.peak(op)
     if op.name in CONVOLUTIONS:
-        *_, kernel, stride, groups = op.shape or (0, 1, 1)
-        dense = CONVOLUTION_TENSOR_CORES if cores else CONVOLUTION
-        share = WINOGRAD if (kernel, stride) == (9, 1) and not cores else dense
-        arithmetic = op.flops / (peak * share)
+        groups = op.shape[-1] if op.shape else 1
+        nine = op.shape[4:6] == (9, 1)
+        dense = CONVOLUTION_CPU if speed.is_cpu and nine else CONVOLUTION
+        arithmetic = op.flops / (peak * (CONVOLUTION_TENSOR_CORES if cores else dense))
+        if not cores and not speed.is_cpu and (fewer := winograd(op.shape) if op.shape else None) is not None:
+            left, moved = fewer
+            passes = op.flops / convolution_flops(op.shape)  # two of a whole backward pass
+            turned = op.flops * left / (peak * PRODUCT) + passes * moved / (speed.device.memory_rate * stream)
+            arithmetic = min(arithmetic, turned)
         if groups > 1:
             stream = DEPTHWISE_STREAM
     elif op.name in ATTENTIONS:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainplan import files
 from trainplan.report.table import table
+from trainplan.units import seconds
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Published:
 
 
 COLUMNS = {
-    "labelled": ">fitted to", "rows": ">rows", "constant": ">constant", "mean": ">mean error", "median": ">median",
-    "worst": ">worst", "worst_is": "which", "ratios": ">of ratios", "misplaced": ">misplaced", "rank": ">rank",
+    "labelled": ">fitted to", "rows": ">rows", "constant": ">constant", "wait_s": ">wait", "mean": ">mean error",
+    "median": ">median", "worst": ">worst", "worst_is": "which", "ratios": ">of ratios", "misplaced": ">misplaced", "rank": ">rank",
     "regret": ">regret", "worst_regret": ">worst",
 }  # fmt: skip
 PLAIN = ("constant", "rank")  # numbers, not shares
@@ -53,6 +54,8 @@ def _table(rows: dict[str, Any]) -> str:
 def _cell(key: str, value: Any) -> str:
     if value is None or isinstance(value, str | int):
         return str("" if value is None else value)
+    if key == "wait_s":
+        return seconds(value)
     return f"{value:.2f}" if key in PLAIN else f"{value:.1%}"
 
 

@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trainplan.bench.published.one_device import LIKELY, Say, _scored, table
-from trainplan.bench.published.ratios import Named, ratios
+from trainplan.bench.published.one_device import LIKELY, Say, table
+from trainplan.bench.published.ratios import Named, Timed, ratios, waits
 from trainplan.cluster import catalogue
 from trainplan.profile.device.families import convolution_flops, place
 from trainplan.profile.device.known import packaged
@@ -19,7 +19,6 @@ from trainplan.profile.device.model import Model
 from trainplan.profile.op import Op
 from trainplan.profile.roofline import run_seconds, speed_of
 
-LEAST_S = 1e-4  # below, what a layer takes is the wait for the device
 MAMF = {"NVIDIA A100 SXM": "A100-80", "NVIDIA H100 SXM": "H100-SXM", "NVIDIA B200 SXM": "B200"}
 
 
@@ -30,7 +29,7 @@ def pipedream_layers(folder: Path, say: Say) -> dict[str, Any]:
         "from its data sheet": speed_of(device, "fp32"),
         "scaled": speed_of(device, "fp32", Model(packaged()[0], device)),
     }
-    groups: dict[str, tuple[list[Named], list[str]]] = {}
+    groups: dict[str, tuple[list[Timed], list[str]]] = {}
     rows = table(folder, "pipedream_profile_layers_vgg16_alexnet.csv")
     for name in dict.fromkeys(row["model"] for row in rows):
         for way, speed in speeds.items():
@@ -41,13 +40,13 @@ def pipedream_layers(folder: Path, say: Say) -> dict[str, Any]:
                     continue
                 op = _layer(row["layer"], int(row["batch"]), given, int(row["output_bytes"]))
                 given = int(row["output_bytes"])
-                if op is None or float(row["forward_s"]) < LEAST_S:
+                if op is None:
                     out.append(f"{row['layer_index']} {row['layer'].partition('(')[0]}")
                     continue
                 label = f"{row['layer_index']} {row['layer'].partition('(')[0]}"
-                named.append((label, run_seconds(op, speed), float(row["forward_s"])))
+                named.append(Timed(label, 1, (run_seconds(op, speed), float(row["forward_s"]))))
         say(f"layers of {name}")
-    return _scored(groups)
+    return {name: waits(named, out) for name, (named, out) in groups.items()}
 
 
 def _layer(text: str, batch: int, read: int, written: int) -> Op | None:

@@ -2,7 +2,8 @@
 
 Each is predicted the way that any question is: the network is traced, its operators are priced for the device, and
 the clock plays a step. Their machines differ in clocks, drivers and libraries, so one constant a table is fitted; what
-is told of a row is its error with the constant of the other rows (`ratios`).
+is told of a row is its error with the constant of the other rows (`ratios`). It is a factor; where layers were timed
+one by one, it is how long each of them waits.
 
 * `timm_train_rtx3090_subset.csv`: training steps under autocast to fp16, by order of the images' numbers in memory and
   version of torch. (Predictions are for channels first.)
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.bench.published.networks import network
-from trainplan.bench.published.ratios import Named, ratios
+from trainplan.bench.published.ratios import Named, Timed, ratios, waits
 from trainplan.cluster import catalogue
 from trainplan.cluster.cluster import Device
 from trainplan.cluster.parse import cluster
@@ -92,7 +93,7 @@ def timm(folder: Path, say: Say) -> dict[str, Any]:
 
 def pipedream(folder: Path, say: Say) -> dict[str, Any]:
     """Sums over layers: by data sheets, as predictions for a V100 are; and scaled from the device that was measured."""
-    groups: dict[str, tuple[list[Named], list[str]]] = {"from its data sheet": ([], []), "scaled": ([], [])}
+    groups: dict[str, tuple[list[Timed], list[str]]] = {"from its data sheet": ([], []), "scaled": ([], [])}
     for row in table(folder, "pipedream_profile_totals.csv"):
         found = network(row["model"]) if row["batch"] else None
         for way, (rows, out) in groups.items():
@@ -100,11 +101,12 @@ def pipedream(folder: Path, say: Say) -> dict[str, Any]:
                 out.append(row["model"])
                 continue
             profile = profile_of(found, catalogue.device(LIKELY), int(row["batch"]), scaled=way == "scaled")
-            taken = sum(run for run, _ in passes_of(profile))
-            rows.append((row["model"], taken, float(row["sum_forward_s"]) + float(row["sum_backward_s"])))
+            (ahead, _), (back, _) = passes_of(profile)
+            forward, backward = (ahead, float(row["sum_forward_s"])), (back, float(row["sum_backward_s"]))
+            rows.append(Timed(row["model"], int(row["n_layers"]), forward, backward))
         if found is not None:
             say(f"{row['model']} on a {LIKELY}")
-    return _scored(groups)
+    return {name: waits(rows, out) for name, (rows, out) in groups.items() if len(rows) >= FEW}
 
 
 def ryujaehun(folder: Path, say: Say) -> dict[str, Any]:
