@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainplan.api import bench_published
-from trainplan.bench.published.ratios import ratios
+from trainplan.bench.published.ratios import Timed, ratios, waits
 from trainplan.errors import InputError
 from trainplan.profile.efficiency import Efficiency
 
@@ -47,15 +47,27 @@ def test_networks_on_one_device(group):
     assert found["rank"] > 0.85
 
 
-def test_sums_of_layers_scaled_from_a_device_file_are_nearer_than_by_data_sheet():
-    found = DATA["pipedream_profile_totals.csv"]
-    assert found["scaled"]["mean"] < 0.2 < found["from its data sheet"]["mean"]
+@pytest.mark.parametrize("way", ["from its data sheet", "scaled"])
+def test_sums_of_layers(way):
+    """Eleven networks, of 22 to 1,250 layers, with how long a layer waited as the only constant."""
+    found = DATA["pipedream_profile_totals.csv"][way]
+    assert found["rows"] == 11
+    assert found["mean"] < 0.15
+    assert found["rank"] > 0.9
+    assert 1e-4 < found["wait_s"] < 5e-4
 
 
 def test_a_constant_is_never_that_of_the_row_it_is_reported_on():
     found = ratios([("a", 1.0, 1.0), ("b", 2.0, 2.0), ("c", 3.0, 6.0)])
     assert found["errors"]["c"] == pytest.approx(-0.5)  # by a and b, which know nothing of it
     assert found["worst_is"] == "c"
+
+
+def test_the_wait_of_a_layer_is_never_that_of_the_row_it_is_reported_on():
+    rows = [Timed("a", 1, (1.0, 1.5)), Timed("b", 10, (1.0, 6.0), (2.0, 2.0)), Timed("c", 2, (1.0, 10.0))]
+    found = waits(rows)
+    assert found["errors"]["c"] == pytest.approx(2.0 / 10.0 - 1)  # by a and b, of whom each layer waits half a second
+    assert found["wait_s"] == 0.5
 
 
 @pytest.mark.parametrize(("only", "why"), [("tim,", "no table in it is known"), ("vtrian", "the tables begin with")])
@@ -70,7 +82,9 @@ def test_published_products_and_layers(measured, tmp_path):
     """Those that need no network: the fastest products of three devices, and two networks layer by layer."""
     answer = bench_published(str(measured), "matmul,pipedream_profile_layers", str(tmp_path / "found.json"))
     assert answer.found["matmul_mamf.csv"]["bf16"]["mean"] < 0.06
-    assert all(row["rank"] > 0.9 for row in answer.found["pipedream_profile_layers_vgg16_alexnet.csv"].values())
+    layers = answer.found["pipedream_profile_layers_vgg16_alexnet.csv"]
+    assert all(row["rank"] > 0.9 for row in layers.values())
+    assert all(layers[f"{name}, from its data sheet"]["mean"] < 0.2 for name in ("alexnet", "vgg16"))
     assert "AMD MI300X bf16" in str(answer)
     assert json.loads((tmp_path / "found.json").read_text())["command"].startswith("trainplan bench published")
 

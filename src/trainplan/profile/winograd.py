@@ -1,8 +1,8 @@
 """Convolutions with fewer products than are counted, as libraries run them in fp32 without tensor cores. No torch here.
 
 A filter of n × n over tiles of 4 × 4 outputs needs (4 + n − 1)² products instead of 16 n² (Winograd's minimal
-filtering; Lavin and Gray 2015, arXiv:1509.09308): a quarter of them for 3 × 3. In exchange the images, spread out to overlapping
-tiles, are written and read once more on the way in, and so are the results on the way out (cudnn's
+filtering; Lavin and Gray 2015, arXiv:1509.09308): a quarter of them for 3 × 3. In exchange the images, spread out to
+overlapping tiles, are written and read once more on the way in, and so are the results on the way out (cudnn's
 `WINOGRAD_NONFUSED`, which there is for 3 × 3 and 5 × 5 at stride 1). So it pays where channels are many, and where they
 are few its bytes are what takes time.
 """
