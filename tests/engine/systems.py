@@ -116,7 +116,15 @@ def _cases() -> list[Case]:
         ),
         Case("dapple", "tied", {**adam, "stages": (4,)}, optimizer="grouped_adamw", fields={"schedule": "onecycle"}),
     ]  # fmt: skip
-    return cases + grouped + ORDERS + _sharded() + EXCHANGES + SERVED + DECIDED + PRELOADED + _offloaded()
+    # Replicas that have more samples than others: as their devices are fast.
+    uneven = [
+        Case("ddp", "residual", {"dp": 2, "bucket": 200, "shares": (3, 1)}),
+        Case("ddp", "chain", {"dp": 4, "bucket": 200, "shares": (1, 2, 3, 1), "exchange": "ring"}),
+        Case("zero1", "tied", {"dp": 2, "zero": 1, "bucket": 200, "shares": (1, 3)}),
+        Case("dataparallel", "chain", {"dp": 2, "bucket": 200, "shares": (2, 1), "exchange": "dataparallel"}),
+        Case("dapple", "tied", {**adam, "stages": (4,), "shares": (3, 1)}),
+    ]
+    return cases + grouped + uneven + ORDERS + _sharded() + EXCHANGES + SERVED + DECIDED + PRELOADED + _offloaded()
 
 
 def _sharded() -> list[Case]:

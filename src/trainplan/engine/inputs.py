@@ -18,7 +18,7 @@ from trainplan.engine.copies import Copier, Copy, Reading, by_shape, first_of
 from trainplan.engine.transport import Form
 from trainplan.engine.weights import weights_of
 from trainplan.errors import PlanError, RunError
-from trainplan.plan.rules import micro_batches, split
+from trainplan.plan.rules import micro_batches, of_replicas
 from trainplan.plan.text import brief
 from trainplan.program.lower.backend import backend
 from trainplan.program.lower.layout import Layout
@@ -71,7 +71,7 @@ class Inputs:
         """Which samples of a batch this rank is to be given: from … to. (Whoever gets its part from the root, none.)"""
         if self.scatters:
             return (0, samples) if self.is_root else (0, 0)
-        sizes = split(samples, self.plan.dp)
+        sizes = of_replicas(self.plan, samples)
         first = sum(sizes[: self.replica])
         return first, first + sizes[self.replica]
 
@@ -101,7 +101,7 @@ class Inputs:
 
     def own(self, batch: Batch, total: int, already: bool) -> Batch:
         """The part of a batch that this replica trains; `already`: it is that part."""
-        sizes = split(total, self.plan.dp)
+        sizes = of_replicas(self.plan, total)
         if already:
             if batch.samples != sizes[self.replica]:
                 why = f"replica {self.replica} trains {sizes[self.replica]} of {total} samples"

@@ -13,7 +13,7 @@ from trainplan.engine.clocks import now
 from trainplan.engine.copies import Copy, Span
 from trainplan.engine.pending import await_later, send_now
 from trainplan.errors import RunError
-from trainplan.plan.rules import split
+from trainplan.plan.rules import of_replicas
 from trainplan.workload.batch import split as split_batch
 from trainplan.workload.batch import tensors
 from trainplan.workload.workload import Batch
@@ -96,7 +96,7 @@ def scatter(run: Runner, op: Instruction, place: int) -> None:
     assert whole is not None  # the root loads all of it
     plan = run.part.layout.plan
     replica = next(r for r in range(plan.dp) if plan.rank(r, op.stage) == op.peer)
-    there = tensors(split_batch(whole, split(whole.samples, plan.dp))[replica])
+    there = tensors(split_batch(whole, of_replicas(plan, whole.samples))[replica])
     send_now(run, op, [there[name] for name in run.part.inputs.scattered()])
 
 

@@ -19,7 +19,7 @@ from trainplan.engine.inputs import steps_of
 from trainplan.engine.trainer import StepResult, Trainer
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
-from trainplan.plan.rules import split
+from trainplan.plan.rules import of_replicas
 from trainplan.profile.reference import Reference
 from trainplan.program.ops import COLLECTIVES, Kind
 from trainplan.program.text import parse
@@ -141,7 +141,7 @@ def one_by_one(
     """The measurements of ranks that go on without each other, of those that are left: the losses of a step are those
     that each worker had in it, whenever that was."""
     workers = [r for r in ranks if r.stages]
-    share = {replica: samples / batch for replica, samples in enumerate(split(batch, plan.dp))}
+    share = {replica: samples / batch for replica, samples in enumerate(of_replicas(plan, batch))}
     whole = sum(share[r.replica] for r in workers)
     losses = [sum(loss or 0.0 for loss in step) / whole for step in zip(*(r.losses for r in workers), strict=True)]
     return RunResult(

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from trainplan.engine.seeds import seed_of
 from trainplan.plan.plan import Plan
-from trainplan.plan.rules import micro_batches, split
+from trainplan.plan.rules import micro_batches, of_replicas
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.tensors import values_of
 from trainplan.program.program import Ints
@@ -112,7 +112,7 @@ def _train(
     for step, batch in enumerate(batches):
         total = float(workload.loss.count(batch))
         whole = 0.0
-        parts = split_batch(batch, split(batch.samples, plan.dp))
+        parts = split_batch(batch, of_replicas(plan, batch.samples))
         for replica, (part, sizes) in enumerate(zip(parts, micro_batches(plan, batch.samples), strict=True)):
             for micro, piece in enumerate(split_batch(part, sizes)):
                 with buffers_kept(_others(plan, replica, int(lines[micro]), captured)):

@@ -21,7 +21,7 @@ from trainplan.engine.serving import Shard
 from trainplan.engine.weights import weights_of
 from trainplan.errors import RunError
 from trainplan.plan.plan import Plan
-from trainplan.plan.rules import micro_batches, split
+from trainplan.plan.rules import micro_batches, of_replicas
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
@@ -77,7 +77,7 @@ class _Process:
             for name, parameter in self.stage.named_parameters():
                 parameter.copy_(self.pulled[worker][name])
         batch = self.batch(number)
-        part = split_batch(batch, split(batch.samples, self.plan.dp))[worker]
+        part = split_batch(batch, of_replicas(self.plan, batch.samples))[worker]
         pieces = split_batch(part, micro_batches(self.plan, batch.samples)[worker])
         weights = weights_of(pieces, batch.samples, self.plan, self.workload.loss, ())
         whole = 0.0

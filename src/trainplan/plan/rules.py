@@ -15,7 +15,7 @@ from trainplan.plan.exchanges import check_exchange
 from trainplan.plan.offload import check_offload
 from trainplan.plan.order import GIVEN, known
 from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
-from trainplan.plan.served import check_served, check_served_model, fewer_devices
+from trainplan.plan.served import ASYNCHRONOUS, check_served, check_served_model, fewer_devices
 from trainplan.plan.sliced import check_sliced, check_sliced_model
 from trainplan.plan.text import brief
 from trainplan.profile.profile import Profile
@@ -37,6 +37,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     check_decided(plan, asked)
     _placement(plan, asked)
     check_sharding(plan, asked)
+    check_shares(plan, asked)
     check_exchange(plan, asked)
     check_stages(plan, asked)
     check_served(plan, asked)
@@ -115,6 +116,23 @@ def check_order(plan: Plan, asked: str) -> None:
     if plan.micro < least:
         why = f"with {some(plan.micro, 'micro-batch')} some copy of a stage has no work"
         raise PlanError(asked, why, f"micro={least}")
+
+
+def check_shares(plan: Plan, asked: str) -> None:
+    """Refused where replicas cannot have different numbers of samples as asked."""
+    if not plan.shares:
+        return
+    shares = ",".join(map(str, plan.shares))
+    if len(plan.shares) != plan.dp:
+        several = len(plan.shares) > 1
+        instead = f"dp={len(plan.shares)} shares={shares}" if several else f"dp={plan.dp} without shares"
+        raise PlanError(asked, f"{some(len(plan.shares), 'share')} for {some(plan.dp, 'replica')}", instead)
+    if min(plan.shares) < 1:
+        at_least = ",".join(str(max(1, share)) for share in plan.shares)
+        raise PlanError(asked, "every replica has a share, and shares count from 1", f"shares={at_least}")
+    if plan.exchange in ASYNCHRONOUS:
+        why = f"under exchange={plan.exchange} a worker that is faster takes more steps, all of them alike"
+        raise PlanError(asked, why, f"exchange={plan.exchange} without shares")
 
 
 def check_sharding(plan: Plan, asked: str) -> None:
@@ -354,6 +372,29 @@ def split(samples: int, parts: int) -> tuple[int, ...]:
     return (small + 1,) * larger + (small,) * (parts - larger)
 
 
+def of_replicas(plan: Plan, batch: int) -> tuple[int, ...]:
+    """How many samples of a batch each replica trains: as equal as possible, or in proportion to the plan's shares; at
+    least one for each of its micro-batches.
+
+    >>> from trainplan.plan.plan import plan
+    >>> of_replicas(plan(dp=4), 10), of_replicas(plan(dp=4, shares=(3, 3, 2, 2)), 20)
+    ((3, 3, 2, 2), (6, 6, 4, 4))
+    >>> of_replicas(plan(dp=2, shares=(2, 1)), 10), of_replicas(plan(dp=2, shares=(99, 1), micro=2), 10)
+    ((7, 3), (8, 2))
+    """
+    if not plan.shares:
+        return split(batch, plan.dp)
+    whole = sum(plan.shares)
+    counts = [batch * share // whole for share in plan.shares]
+    left = sorted(range(plan.dp), key=lambda replica: -(batch * plan.shares[replica] % whole))
+    for replica in left[: batch - sum(counts)]:
+        counts[replica] += 1
+    while min(counts) < min(plan.micro, batch // plan.dp):
+        counts[counts.index(min(counts))] += 1
+        counts[counts.index(max(counts))] -= 1
+    return tuple(counts)
+
+
 def micro_batches(plan: Plan, batch: int) -> tuple[tuple[int, ...], ...]:
     """For every replica the sizes of its micro-batches.
 
@@ -361,4 +402,4 @@ def micro_batches(plan: Plan, batch: int) -> tuple[tuple[int, ...], ...]:
     >>> micro_batches(plan(dp=2, micro=2), 7)
     ((2, 2), (2, 1))
     """
-    return tuple(split(samples, plan.micro) for samples in split(batch, plan.dp))
+    return tuple(split(samples, plan.micro) for samples in of_replicas(plan, batch))

@@ -20,7 +20,7 @@ from typing import Any
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.decided import MOST_PARTS
 from trainplan.plan.plan import EXCHANGE_FIELDS, Plan, Request
-from trainplan.plan.rules import split
+from trainplan.plan.rules import micro_batches
 from trainplan.predict import collectives
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
@@ -81,7 +81,7 @@ def _local(plan: Plan, cluster: Cluster) -> int:
 
 def _fused(plan: Plan, profile: Profile, cluster: Cluster, batch: int) -> tuple[int, ...]:
     """PACE's fusion with the seconds of the profile and the cluster."""
-    samples = max(split(max(split(batch, plan.dp)), plan.micro))
+    samples = max(max(sizes) for sizes in micro_batches(plan, batch))
     own = [p for p in profile.parameters if p.trainable]
     alone = stage_buckets(profile, own, 0, plan.blocks, 1, samples)
     if not alone:

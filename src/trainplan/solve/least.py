@@ -27,7 +27,7 @@ import numpy as np
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan, usual_placement
-from trainplan.plan.rules import SPLIT_BACKWARD, split
+from trainplan.plan.rules import SPLIT_BACKWARD, of_replicas
 from trainplan.predict.contention import at_least
 from trainplan.predict.speeds import speeds
 from trainplan.program.lower.backend import backend
@@ -42,7 +42,7 @@ class Least:
 
     def __init__(self, plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> None:
         self.plan, self.cluster, self.tables = plan, cluster, tables
-        self.size = split(batch, plan.dp)[0] // plan.micro
+        self.size = max(of_replicas(plan, batch)) // plan.micro
         usual = plan.lines == 1 or plan.placement == usual_placement(plan)
         # Compute takes longer beside others of the node; not so the host that issues it.
         self.slowed = at_least(plan, cluster, batch).least if cluster.contention or cluster.spread else 1.0
