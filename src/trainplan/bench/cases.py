@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from trainplan.errors import InputError, PlanError, nearest
 from trainplan.plan.plan import Request
-from trainplan.plan.served import AT_SERVERS
+from trainplan.plan.served import ASYNCHRONOUS, AT_SERVERS
 from trainplan.plan.sliced import check_runs
 from trainplan.plan.systems import SYSTEMS
 from trainplan.plan.text import parse
@@ -126,10 +126,23 @@ def _runs(choices: str) -> bool:
     return True
 
 
-def candidates(workers: int, words: Collection[str] = ()) -> dict[str, str]:
-    """By request, the key of the system that it asks for: each on so many workers, or on one."""
+def candidates(workers: int, words: Collection[str] = (), uneven: bool = False) -> dict[str, str]:
+    """By request, the key of the system that it asks for: each on so many workers, or on one. Where workers are uneven
+    they are the systems as they are known: all replicas have as many samples."""
     found = {asked(parse(SYSTEMS[key].choices or ""), key, workers): key for key in systems(words)}
-    return {line: key for line, key in found.items() if line}
+    return {_alike(line) if uneven else line: key for line, key in found.items() if line}
+
+
+def _alike(line: str) -> str:
+    """A request whose replicas have as many samples each, whatever they run on.
+
+    >>> _alike("ddp dp=3"), _alike("gpipe pp=4 dp=1"), _alike("ps-asp dp=3 servers=1")
+    ('ddp dp=3 shares=1,1,1', 'gpipe pp=4 dp=1', 'ps-asp dp=3 servers=1')
+    """
+    request = parse(line)
+    replicas = request.dp or 1
+    shared = replicas > 1 and request.exchange not in ASYNCHRONOUS
+    return f"{line} shares={','.join(['1'] * replicas)}" if shared else line
 
 
 def asked(choices: Request, key: str, workers: int) -> str:

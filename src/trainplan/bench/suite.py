@@ -89,7 +89,7 @@ class Suite:
         )  # fmt: skip
 
     def _lines(self, case: Case) -> dict[str, str]:
-        found = candidates(case.workers, self.systems)
+        found = candidates(case.workers, self.systems, uneven=case.conditions.uneven > 1)
         return found if self.systems else {**found, RECOMMENDED: RECOMMENDED}
 
     def _left(self, case: Case, outcome: Outcome) -> int:

@@ -38,8 +38,10 @@ def _rate(profile: Profile, device: Device, cluster: Cluster) -> float:
         (total - profile.convolution_flops, profile.products_in or profile.precision),
         (profile.convolution_flops, profile.convolutions_in or profile.precision),
     ]
-    for flops, precision in work:
-        if flops > 0 and not device.flops.get(precision):
+    # What torch may compute in tf32 it computes in fp32 on a device that has no units for it.
+    work = [(flops, "fp32" if p == "tf32" and p not in device.flops else p) for flops, p in work if flops > 0]
+    for _, precision in work:
+        if not device.flops.get(precision):
             why = f"how fast {device.name} is beside {profile.device} is not known: it has no peak in {precision}"
             raise PlanError(f"cluster {cluster.name}", why, f"flops: {{{precision}: …}} for it in the cluster's file")
-    return total / sum(flops / device.flops[precision] for flops, precision in work if flops > 0)
+    return total / sum(flops / device.flops[precision] for flops, precision in work)
