@@ -1,8 +1,10 @@
 """Devices of different kinds in one cluster: how fast each computes, in units of the one that the profile is of.
 
-A profile has seconds of one device. For another, the model's arithmetic takes as much longer as its peak is lower: the
-ratio of what both would do of this mix of products and convolutions at their peaks. That is one number a device, and
-wrong where a block is bound by memory or by its host, so such predictions carry no measured error.
+A profile has seconds of one device. Where it is an estimate, it has the operators, too: then another device is as much
+slower as its own estimate of all blocks is. Where it was measured, the model's arithmetic takes as much longer as the
+other device's peak is lower: the ratio of what both would do of this mix of products and convolutions at their peaks,
+which is wrong where a block is bound by memory or by its host. Either is one number a device, whatever the block, so
+such predictions carry no measured error.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from trainplan.cluster.cluster import Cluster, Device
 from trainplan.errors import PlanError
 from trainplan.profile.profile import Profile
+from trainplan.profile.variant import seconds_on
 
 
 def speeds(profile: Profile, cluster: Cluster) -> tuple[float, ...]:
@@ -27,7 +30,10 @@ def speeds(profile: Profile, cluster: Cluster) -> tuple[float, ...]:
     if len(names) == 1:
         return (1.0,) * cluster.world
     devices = [cluster.device(rank) for rank in range(cluster.world)]
-    rates = {name: _rate(profile, device, cluster) for name, device in names.items()}
+    if profile.recipes and profile.kind == "estimated":
+        rates = {name: 1 / seconds_on(profile, device) for name, device in names.items()}
+    else:
+        rates = {name: _rate(profile, device, cluster) for name, device in names.items()}
     return tuple(rates[device.name] / rates[profile.device] for device in devices)
 
 

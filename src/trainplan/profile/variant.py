@@ -72,6 +72,20 @@ def _all_made(profile: Profile, choice: Choice, speed: Speed, device: tuple[Any,
     return found
 
 
+def seconds_on(profile: Profile, device: Device) -> float:
+    """What all blocks would take on another device, forward and backward, with the largest micro-batch that the profile
+    has: their operators priced as estimates are. Kept with the profile."""
+    where = device.name, tuple(sorted(device.efficiency.items()))
+    if ("seconds", *where) not in profile.known_variants:
+        speed = speed_of(device, profile.precision, model_of(device))
+        passes = [
+            max(one.forward_s[-1], one.forward_issue_s) + max(one.backward_s[-1], one.backward_issue_s)
+            for one in _all_made(profile, Choice(precision=profile.precision), speed, where)
+        ]
+        profile.known_variants["seconds", *where] = sum(passes[block.recipe] for block in profile.blocks)
+    return float(profile.known_variants["seconds", *where])
+
+
 def _variant(profile: Profile, choice: Choice, made: tuple[_Made, ...]) -> Profile:
     narrow = choice.precision in NARROW
     parameters = tuple(_parameter(p, choice, narrow) for p in profile.parameters)
