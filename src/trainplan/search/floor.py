@@ -174,8 +174,9 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device
 
 
 def _slowest(space: Space, own: Ints) -> Floats:
-    """How many times as long as the fastest device the devices of the slowest replica take on average: 1 where all are
-    alike."""
+    """How many times as long as the fastest device the devices of a replica take on average that has as many samples as
+    where all have equally many, or more: of replicas that are dealt them out by speed any may be it, also the fastest.
+    1 where all devices are alike."""
     pace = np.array(speeds(space.profile, space.cluster))
     if len(set(pace.tolist())) == 1:
         return np.ones(len(own))
@@ -185,7 +186,7 @@ def _slowest(space: Space, own: Ints) -> Floats:
     for k, (dp, tp, many) in enumerate(keys.tolist()):
         # A group that shares stages is as fast as its first rank says: its ranks are alike, or nothing is certain.
         replicas = pace[: dp * tp * many].reshape(many, dp, tp).max(axis=2).sum(axis=0)
-        found[k] = pace.max() * many / replicas[: space.batch % dp or dp].min()  # those with the most samples
+        found[k] = pace.max() * many / replicas.max()
     return np.asarray(found[which])
 
 
