@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synthetic import chain
-from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
+from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node, Slowdown
 from trainplan.plan.plan import Plan, plan
 from trainplan.predict.clock import play, seconds_by_kind
 from trainplan.predict.predict import predict, step_seconds
@@ -148,3 +148,23 @@ def test_groups_of_a_node_share_its_cores_and_memory() -> None:
         before = predict(chosen, profile, here, replicas).step_s
         after = predict(chosen, profile, replace(here, collectives=(*alone, *beside)), replicas).step_s
         assert after == pytest.approx(longer * before, rel=0.01)
+
+
+@pytest.mark.parametrize(("backend", "slows"), [("gloo", "slowed_message"), ("nccl", "slowed_collective")])
+def test_what_computing_does_to_shares(backend: str, slows: str) -> None:
+    """On gloo gathers and scatters are messages of ours, and are slowed down as messages are; NCCL has its own."""
+    profile = chain(4, 1.0, 2.0, weights=1000)
+    program = lower(plan(dp=2, blocks=4, zero=1, bucket=1), profile, 2, backend)
+    table = {Kind.F: 1.0, Kind.B: 2.0, Kind.STEP: 0.0, Kind.LOSS: 0.0, Kind.GATHER_F: 0.5, Kind.SCATTER_GRAD: 0.5}
+    run = seconds_by_kind(program, table)
+    scatters = program.kind == Kind.SCATTER_GRAD
+
+    def seconds(slowdown: Slowdown) -> list[float]:
+        played = play(program, run, slowdown=slowdown)
+        return sorted((played.end - played.start)[scatters].tolist())
+
+    last, *others = seconds(Slowdown(**{slows: 3.0}))  # the last one has no computation beside it
+    assert last == pytest.approx(0.5)
+    assert others == pytest.approx([1.5] * 3)
+    other = {"slowed_message", "slowed_collective"} - {slows}
+    assert seconds(Slowdown(**{name: 3.0 for name in other})) == pytest.approx([0.5] * 4)

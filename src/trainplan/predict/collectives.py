@@ -94,7 +94,7 @@ def _probed(cluster: Cluster, op: str, members: tuple[int, ...], size: int) -> T
     if not beside or not seconds:
         return Talk(seconds)
     most = max(beside, key=lambda c: c.groups)
-    longer = max(1.0, on_curve(most, size) / seconds)
+    longer = min(max(1.0, on_curve(most, size) / seconds), float(most.groups))  # one alone takes as long as one alone
     return Talk(0.0, seconds, ((host_card(cluster, members[0]), longer / most.groups),))
 
 

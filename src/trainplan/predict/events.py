@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from trainplan.cluster.cluster import Slowdown
 from trainplan.predict.flows import END, JOIN, START, Flows, balance, leave
 from trainplan.program.exchanges import BY_ROUNDS
-from trainplan.program.ops import SPECS, Kind, Lane
+from trainplan.program.ops import SHARED_OUT, SPECS, Kind, Lane
 from trainplan.program.policies import goes_before
-from trainplan.program.program import Program
+from trainplan.program.program import CostClass, Program
 from trainplan.program.staleness import UNKNOWN, pushed
 from trainplan.program.wiring import Wiring, go_on
 
@@ -51,8 +51,8 @@ def play(
     policy = np.array(program.policy or (0,) * program.world, dtype=np.int64)
     factors = np.array([slowdown.send, slowdown.receive, slowdown.collective, slowdown.copy])
     slowed = np.array([1.0, slowdown.slowed_message, slowdown.slowed_collective, slowdown.slowed_copy, 1.0])
-    rounds = np.array([c.by in BY_ROUNDS for c in program.classes], dtype=bool)[program.cost]  # of messages
-    slower = slowed[np.where(rounds, _MESSAGE, noise[program.kind])]
+    ours = np.array([_by_messages(c) for c in program.classes], dtype=bool)[program.cost]
+    slower = slowed[np.where(ours, _MESSAGE, noise[program.kind])]
     claim_start, claim_items = _claims(program, wiring)
     return _play(
         program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet,
@@ -61,6 +61,11 @@ def play(
         len(program.resource_rank), run, issue, flows.card_start, flows.card_items, flows.share,
         np.minimum(flows.lead, run), flows.cards, *_pushes(program), *(program.bound or (0, 0)),
     )  # fmt: skip
+
+
+def _by_messages(c: CostClass) -> bool:
+    """Whether a collective consists of messages of ours: sums in rounds, and shares where they are not NCCL's."""
+    return c.by in BY_ROUNDS or (c.kind in SHARED_OUT and c.by != "nccl")
 
 
 def _pushes(program: Program) -> tuple[NDArray[np.int64], NDArray[np.bool_], int]:

@@ -157,7 +157,8 @@ def _class(
             node=plan.node,
         )  # fmt: skip
     if kind in SHARED_OUT:
-        return CostClass(kind, rank, -1, first, last, 0, layout.units[stage][unit].bytes, members)
+        size = layout.units[stage][unit].bytes
+        return CostClass(kind, rank, -1, first, last, 0, size, members, by=layout.backend.sums_by)
     if kind in (Kind.COUNT, Kind.LOSS, Kind.NORM):
         return CostClass(kind, rank, -1, first, last, 0, 8, members, by=layout.backend.sums_by, element=8)
     if kind is Kind.BARRIER:
