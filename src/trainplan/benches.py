@@ -80,24 +80,28 @@ def bench_run(
     return Benched(tuple(outcomes), out, suite.unfinished, again)
 
 
-def bench_accuracy(results: Sequence[str], picture: Sequence[str] = ()) -> Scored:
+def bench_accuracy(results: Sequence[str], picture: Sequence[str] = (), again: bool = False) -> Scored:
     """Join predictions with measurements: errors by system, network, data set and operation; hits and regret.
 
     `results` are files or folders of `bench run`, or files of benchmarks/accuracy.py. Each `picture` ends in .svg, .png
-    or .pdf.
+    or .pdf. `again`: predictions are made anew, where the profile and the cluster were kept; the others are left out.
     """
     from trainplan.bench.answers import Scored, draw
-    from trainplan.bench.believed import with_equations
+    from trainplan.bench.believed import anew, believed, with_equations
     from trainplan.bench.results import read
     from trainplan.bench.scores import by_operation, errors, judge, rule_of, summaries
     from trainplan.report.picture import check_picture
 
     for path in picture:
         check_picture(path, "--picture")
-    outcomes = [with_equations(outcome) for outcome in read(results)]
+    found = read(results)
+    if again:
+        found = [anew(outcome) for outcome in found if believed(outcome)]
+    outcomes = [with_equations(outcome) for outcome in found]
     points = [(r.system, r.predicted_s, r.measured_s) for o in outcomes for r in o.ran if r.measured_s is not None]
     if not points:
-        raise InputError(f"bench accuracy {' '.join(results)}", "nothing in it has run", "trainplan bench run")
+        why = "nothing in it has run" if not again else "nothing in it has a profile and a cluster beside it"
+        raise InputError(f"bench accuracy {' '.join(results)}", why, "trainplan bench run")
     groups = {
         "system": errors(outcomes, lambda outcome, result: result.system),
         "network": errors(outcomes, lambda outcome, result: outcome.network),

@@ -346,10 +346,11 @@ def bench_run(
 def bench_accuracy(
     results: Annotated[list[str], typer.Argument(help="files or folders of bench run, or of benchmarks/accuracy.py")],
     picture: _Picture = [],  # noqa: B006
+    again: Annotated[bool, typer.Option("--again", help="Predict anew, where profile and cluster were kept.")] = False,
     json: Json = False,
 ) -> None:
     """Errors by system, network, data set and operation; hits and regret of recommendations."""
-    _answer(json, api.bench_accuracy, results, picture)
+    _answer(json, api.bench_accuracy, results, picture, again)
 
 
 @bench.command("published")

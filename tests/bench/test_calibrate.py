@@ -162,6 +162,29 @@ def _slower(row: Row, factor: float) -> Row:
     return replace(row, measured_s=step_s, error=error, raw_error=error, spent=spent)
 
 
+def test_predictions_are_made_anew_where_it_is_asked(tmp_path: Path) -> None:
+    """What an older version predicted, twice too much, is as far off as this one's then; what was measured stays."""
+    believed = probed()
+    folder = measured(tmp_path, changed(believed, {"sums.bytes": 0.06}), believed, plans=PLANS[:3])
+    paths = [f"{folder}/{name}.json" for name in NETWORKS]
+    ours = api.bench_accuracy(paths)
+    for outcome, path in zip(outcomes(folder), paths, strict=True):
+        rows = [
+            replace(r.row, predicted_s=2 * r.row.predicted_s, error=1 + 2 * r.row.error)
+            for r in outcome.results
+            if r.row
+        ]
+        old = [replace(r, row=row, predicted_s=row.predicted_s) for r, row in zip(outcome.results, rows, strict=True)]
+        replace(outcome, results=tuple(old)).save(path)
+    (then,), (now,) = (api.bench_accuracy(paths, again=again).errors["all"] for again in (False, True))
+    assert then.median > 0.5
+    assert now.median == pytest.approx(ours.errors["all"][0].median)
+    assert now.worst == pytest.approx(ours.errors["all"][0].worst)
+    Path(folder, "workers.json").unlink()
+    with pytest.raises(InputError, match="a profile and a cluster beside it"):
+        api.bench_accuracy(paths, again=True)
+
+
 def test_refusals(tmp_path: Path) -> None:
     believed = probed()
     folder = measured(tmp_path, believed, believed, plans=PLANS[:3])
