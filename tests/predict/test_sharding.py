@@ -167,4 +167,4 @@ def test_what_computing_does_to_shares(backend: str, slows: str) -> None:
     assert last == pytest.approx(0.5)
     assert others == pytest.approx([1.5] * 3)
     other = {"slowed_message", "slowed_collective"} - {slows}
-    assert seconds(Slowdown(**{name: 3.0 for name in other})) == pytest.approx([0.5] * 4)
+    assert seconds(Slowdown(**dict.fromkeys(other, 3.0))) == pytest.approx([0.5] * 4)
