@@ -14,20 +14,20 @@ from trainplan.solve.resolve import resolve
 DEVICES, BATCH = 4, 8
 
 
-def solved(line: str) -> Plan:
-    return resolve(parse(line), chain(4), cluster(f"{DEVICES}xcpu"), BATCH)
+def solved(line: str, devices: int = DEVICES) -> Plan:
+    return resolve(parse(line), chain(4), cluster(f"{devices}xcpu"), BATCH)
 
 
 def applied(line: str, instead: str) -> str:
-    """A line with the first thing that an error suggests."""
+    """A line with the first thing that an error suggests: other words, one word less, or a plan by its name."""
     first = re.split(r",? or |[,;] ", instead)[0]
-    left_out = re.fullmatch(r"leaving (\w+) out", first)
-    words = {word.partition("=")[0] if "=" in word else "": word for word in line.split()}
-    if left_out:
-        del words[left_out[1]]
-    for word in first.split() if not left_out else ():
-        words[word.partition("=")[0] if "=" in word else ""] = word
-    return " ".join(([words.pop("")] if "" in words else []) + list(words.values()))
+    if left_out := re.fullmatch(r"leaving (\w+) out", first):
+        return " ".join(word for word in line.split() if not word.startswith(f"{left_out[1]}="))
+    if "=" not in first.split()[0]:
+        return first
+    others = dict(word.split("=") for word in first.split())
+    kept = [word for word in line.split() if word.partition("=")[0] not in others]
+    return " ".join([*kept, *first.split()])
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,10 @@ def applied(line: str, instead: str) -> str:
         ("hsdp dp=2", "2 are not two groups of two", {"dp": 2, "zero": 3, "shard": 0}),
         ("hsdp dp=3", "3 are not two groups of two", {"dp": 3, "zero": 3, "shard": 0}),
         ("hsdp dp=1", "1 is not two groups of two", {"dp": 4, "shard": 2}),
+        ("hsdp dp=8", "8 × 1 = 8 devices, and there are 4", {"dp": 4, "shard": 2}),
+        ("dp=2 pp=4 zero=1", "2 × 4 = 8 devices, and there are 4", {"dp": 2, "pp": 2, "zero": 1}),
+        ("dp=3 pp=2 exchange=ring", "3 × 2 = 6 devices", {"dp": 2, "pp": 2}),
+        ("pp=8 schedule=1f1b", "8 stages", {"pp": 4}),
         ("zero-r memory=-1MiB", "it must be zero or more, and finite", {"away": ()}),
         ("zero-r dp=2 memory=0", "0 B hold nothing", {"away": ()}),
         ("zero-r dp=2 memory=2KiB", "with all activations away that can be", {"offload": "activations"}),
@@ -65,3 +69,10 @@ def test_a_suggestion_is_accepted(line: str, why: str, then: dict) -> None:
     assert why in refused.value.why
     found = solved(applied(line, refused.value.instead))
     assert {field: getattr(found, field) for field in then} == then
+
+
+@pytest.mark.parametrize("line", ["zero3", "hsdp", "zero-r", "p3", "dataparallel", "exchange=ring", "dp=2 zero=1"])
+def test_one_device_has_no_replicas(line: str) -> None:
+    with pytest.raises(PlanError, match=r"is among replicas, and 1 device with a batch of 8 can have one") as refused:
+        solved(line, devices=1)
+    assert solved(applied(line, refused.value.instead), devices=1).world == 1

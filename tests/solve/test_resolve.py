@@ -170,7 +170,7 @@ def test_limit_is_that_of_the_device_or_less(four):
         ("pp=4", 0, "batch 0: a batch has at least one sample. Try --batch 32."),
         ("pp=13", 64, "13 stages, but the model has only 12 blocks. Try pp=12."),
         ("dp=8", 64, "it needs 8 × 1 = 8 devices, and there are 4. Try dp=4 pp=1."),
-        ("dp=2 pp=3", 64, "it needs 2 × 3 = 6 devices, and there are 4. Try dp=1 pp=3."),
+        ("dp=2 pp=3", 64, "it needs 2 × 3 = 6 devices, and there are 4. Try dp=2 pp=2."),
         ("pp=6", 64, "it needs 1 × 6 = 6 devices, and there are 4. Try pp=4."),
         ("dp=4", 3, "a batch of 3 samples cannot be split over 4 replicas. Try dp=3."),
         ("dp=2 micro=8", 12, "cannot be split over 2 replicas × 8 micro-batches. Try micro=6."),

@@ -21,7 +21,8 @@ def check_decided(plan: Plan, asked: str) -> None:
         value = getattr(plan, field)
         if field not in own and value:
             others = [word for word, fields in EXCHANGE_FIELDS.items() if field in fields]
-            raise PlanError(asked, f"{field} is a number of {' and '.join(others)}", f"exchange={others[0]}")
+            instead = f"leaving {field} out, or exchange={others[0]}"
+            raise PlanError(asked, f"{field} is a number of {' and '.join(others)}", instead)
         if field in own and field in _LEAST and value < _LEAST[field]:
             why = f"exchange={plan.exchange} wants {field} of {_LEAST[field]:g} or more, and it is {value:g}"
             raise PlanError(asked, why, f"{field}={usual}")

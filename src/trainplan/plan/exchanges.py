@@ -26,7 +26,7 @@ def _nodes(plan: Plan, asked: str) -> None:
     if plan.exchange != HIERARCHICAL:
         if plan.node:
             why = f"exchange={plan.exchange} does not ask which ranks share a node"
-            raise PlanError(asked, why, f"exchange={HIERARCHICAL}, or leaving node out")
+            raise PlanError(asked, why, f"leaving node out, or exchange={HIERARCHICAL}")
         return
     fits = [node for node in range(2, plan.world) if uneven(plan, node) is None]
     instead = f"node={fits[0]}, as if there were such nodes; or exchange=ring" if fits else "exchange=ring"

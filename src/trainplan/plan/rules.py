@@ -89,11 +89,12 @@ def check_order(plan: Plan, asked: str) -> None:
     if plan.order:
         _order(plan, asked)
     if pp == 1 and schedule != "naive":
-        raise PlanError(asked, "an order of work between stages needs several stages", "pp=2, or no schedule")
+        raise PlanError(asked, "an order of work between stages needs several stages", "leaving schedule out, or pp=2")
     if plan.chunks < 1 or plan.pairs < 1 or any(count < 1 for count in plan.spread):
         raise PlanError(asked, "chunks, pairs and the ranks of a stage count from 1", "leaving them out")
     if plan.chunks > 1 and schedule not in CHUNKED:
-        raise PlanError(asked, f"{schedule} has one stage a rank, not {plan.chunks}", "schedule=interleaved")
+        instead = "schedule=interleaved" if pp > 1 else "leaving chunks out"
+        raise PlanError(asked, f"{schedule} has one stage a rank, not {plan.chunks}", instead)
     if schedule == "zb-v" and plan.chunks != 2:
         raise PlanError(asked, f"zb-v has two stages a rank, not {plan.chunks}", "chunks=2")
     if schedule.startswith("chimera") and pp % 2:
@@ -144,13 +145,14 @@ def check_sharding(plan: Plan, asked: str) -> None:
     if not zero:
         if plan.shard:
             why = f"shard={plan.shard} says how many replicas share out, and nothing says what"
-            raise PlanError(asked, why, f"zero=3 shard={plan.shard}")
+            whose = plan.exchange == "all-reduce"  # no other exchange shares out
+            raise PlanError(asked, why, f"zero=3 shard={plan.shard}" if whose else "leaving shard out")
         return
     if plan.exchange != "all-reduce":
         why = (
             f"exchange={plan.exchange} sums whole gradients, and under zero={zero} each rank gets its share of the sum"
         )
-        raise PlanError(asked, why, "leaving exchange out")
+        raise PlanError(asked, why, "exchange=all-reduce")
     if plan.lines > 1:
         what = "different numbers of ranks a stage" if plan.spread else "pipelines in two directions"
         why = f"zero={zero} shares out the states of a stage among its replicas, one rank of each; {what} have several"

@@ -32,7 +32,7 @@ def check_served(plan: Plan, asked: str) -> None:
         raise PlanError(asked, f"{exchange} has servers, and servers={plan.servers}", "servers=1")
     if exchange not in AT_SERVERS and plan.servers:
         why = f"servers={plan.servers}, and exchange={exchange} has none"
-        raise PlanError(asked, why, "exchange=ps-bsp")
+        raise PlanError(asked, why, "leaving servers out" if plan.zero else "exchange=ps-bsp")
     if plan.split < 1:
         raise PlanError(asked, f"a parameter is split from some number of elements on, not {plan.split}", "split=1")
     _bound(plan, asked)

@@ -10,6 +10,7 @@ anything else          one replica, one stage
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from trainplan.errors import PlanError
@@ -91,8 +92,17 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
     )  # fmt: skip
     if own:
         sketch = _placed(sketch, own, f"plan {brief(request)!r}")
-    _refuse(request, sketch, world, batch, keys)
+    _refuse(request, sketch, world, batch, keys, lambda other: _accepted(other, blocks, world, batch, inside))
     return sketch
+
+
+def _accepted(request: Request, blocks: int, world: int, batch: int, inside: int) -> bool:
+    """Whether a request could be met."""
+    try:
+        shape(request, blocks, world, batch, inside)
+    except PlanError:
+        return False
+    return True
 
 
 def _hybrid(dp: int, inside: int) -> int:
@@ -153,15 +163,22 @@ def _least(key: str) -> int:
     return 2 if key == "accumulate" else 1
 
 
-def _refuse(request: Request, sketch: Plan, world: int, batch: int, keys: int) -> None:
+def _refuse(
+    request: Request, sketch: Plan, world: int, batch: int, keys: int, accepted: Callable[[Request], bool]
+) -> None:  # fmt: skip
     asked, dp, pp = f"plan {brief(request)!r}", sketch.dp, sketch.pp
     if batch < 1:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
     if sketch.wanted > sketch.blocks:
         why = f"{sketch.wanted} stages, but the model has only {sketch.blocks} blocks"
         raise PlanError(asked, why, fewer_stages(sketch))
+    most = min(world, batch)
+    if most < 2 and (sketch.zero or sketch.exchange not in ("all-reduce", *AT_SERVERS)):
+        what = f"zero={sketch.zero}" if sketch.zero else f"exchange={sketch.exchange}"
+        why = f"{what} is among replicas, and {some(world, 'device')} with a batch of {batch} can have one"
+        raise PlanError(asked, why, "single")
     if request.key == "hsdp" and request.shard is None and sketch.shard in (0, 1):
-        raise PlanError(asked, *_no_groups(dp, min(world, batch)))
+        raise PlanError(asked, *_no_groups(dp, most))
     _together(request, sketch, asked)
     own = sum(sketch.spread) if sketch.spread else pp
     if sketch.servers and sketch.world > world:
@@ -170,7 +187,7 @@ def _refuse(request: Request, sketch: Plan, world: int, batch: int, keys: int) -
         if sketch.tp > 1:
             why = f"it needs {dp} × {own} × {sketch.tp} = {sketch.world} devices, and there are {world}"
             raise PlanError(asked, why, f"dp={max(1, world // (own * sketch.tp))} tp={min(sketch.tp, world)}")
-        fewer = f"dp={max(1, world // pp)} pp={pp}" if pp <= world else f"pp={world}"
+        fewer = _fewer(request, dp, pp, world, accepted)
         if pp > world and (request.order or request.placement):
             fewer = f"{'an order of work' if request.order else 'a placement'} for {some(world, 'rank')}"
         raise PlanError(asked, f"it needs {dp} × {own} = {dp * own} devices, and there are {world}", fewer)
@@ -183,6 +200,15 @@ def _refuse(request: Request, sketch: Plan, world: int, batch: int, keys: int) -
         fits = batch // dp
         changes = fits >= _least(request.key) and not request.order  # which has its micro-batches in it
         raise PlanError(asked, why, f"micro={fits}" if changes else f"--batch {dp * micro}")
+
+
+def _fewer(request: Request, dp: int, pp: int, world: int, accepted: Callable[[Request], bool]) -> str:
+    """As many replicas and stages as there are devices for, of those that go with the rest of a request."""
+    found = [(min(dp, world // stages), stages) for stages in range(min(pp, world), 0, -1)]
+    for replicas, stages in sorted(found, key=lambda pair: -pair[0] * pair[1]):
+        if accepted(replace(request, dp=replicas, pp=stages)):
+            return f"pp={stages}" if request.dp is None and replicas == 1 else f"dp={replicas} pp={stages}"
+    return f"zero3 dp={world}" if request.zero and world > 1 else "single"
 
 
 def _together(request: Request, sketch: Plan, asked: str) -> None:
