@@ -50,13 +50,14 @@ sleep, sleep_back = torch.ops.trainplan_tests.sleep.default, torch.ops.trainplan
 # Seconds that a block takes besides sleeping, which it sleeps less (backward half in either nap): found by `wake`.
 _spare = {"forward": 0.0, "backward": 0.0}
 _late: list[float] = []  # seconds by which the system woke us too late, every time
+_pace = {"times": 1.0}  # how many times as long this process sleeps: one of a slower device
 
 
 def _nap(x: Tensor, seconds: float, spare: float) -> Tensor:
     """What comes in, after so many seconds a sample."""
     if not seconds:
         return x.clone()
-    seconds *= len(x) * (x.shape[1] / TOKENS if x.dim() == 3 else 1)
+    seconds *= len(x) * (x.shape[1] / TOKENS if x.dim() == 3 else 1) * _pace["times"]
     until = time.perf_counter() + seconds - spare
     time.sleep(max(0.0, seconds - spare - SPIN))
     while (now := time.perf_counter()) < until:
@@ -217,7 +218,7 @@ def _dispatch() -> float:
 
 def cluster(ranks: int) -> Cluster:
     """This machine, with its host and its messages as they are: neither is free, and the profile is hand-made."""
-    devices = (Device("cpu", 2**30, {}, memory_rate=10e9, host_rate=RATE),) * ranks
+    devices = (Device("cpu", 2**30, {"fp32": 1e12}, memory_rate=10e9, host_rate=RATE),) * ranks
     curves = [Curve("all_reduce", n, (0,), (_seconds(n)["all_reduce"],)) for n in (2, 4) if n <= ranks]
     if curves:
         curves.append(Curve("p2p", 2, (0,), (_seconds(2)["p2p"],)))
@@ -231,13 +232,16 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.clone()
 
 
-def train(rank: int, world: int, plan: Plan, batch: int, warm_up: int, steps: int) -> Measurement:
-    """On every rank: some steps under a plan."""
+def train(
+    rank: int, world: int, plan: Plan, batch: int, warm_up: int, steps: int, times: tuple[float, ...] = ()
+) -> Measurement:
+    """On every rank: some steps under a plan; the ranks sleep so many `times` as long as they are told."""
     wake()
     job, skeleton, captured = _captured(bool(plan.slices))
     trainer = Trainer(plan, job, captured, lambda names: skeleton.materialise(names, 0))
     # Undone afterwards: other tests run in the same processes.
-    with mock.patch.object(Way, "go", _slowly(Way.go)), mock.patch.object(copies, "moved", _moved):
+    slower = mock.patch.dict(_pace, times=times[rank] if times else 1.0)
+    with slower, mock.patch.object(Way, "go", _slowly(Way.go)), mock.patch.object(copies, "moved", _moved):
         measured = measure(trainer, [(job.inputs(batch, 0), None)] * (warm_up + steps), warm_up=warm_up)
     if world > 1:
         dist.barrier()

@@ -14,6 +14,7 @@ from tests.engine import sleeping
 from tests.engine.overlapping import hidden
 from tests.engine.systems import Case
 from trainplan.bench.pool import pool
+from trainplan.bench.uneven import described, slow_ranks
 from trainplan.engine.measurement import RunResult, together
 from trainplan.predict.predict import Prediction, predict
 from trainplan.report.joined import Joined, join
@@ -24,17 +25,18 @@ CLOSE = 0.05
 TRIES = 5
 
 
-def run(case: Case) -> tuple[RunResult, float]:
+def run(case: Case, times: tuple[float, ...] = ()) -> tuple[RunResult, float]:
     """Some steps under a plan, and the share of them by which the machine woke its sleepers too late."""
     ranks = pool(case.plan.world)
     ranks.run(sleeping.lateness)
-    result = together(ranks.run(sleeping.train, case.plan, case.sizes[0], WARM_UP, STEPS), case.plan, WARM_UP)
+    result = together(ranks.run(sleeping.train, case.plan, case.sizes[0], WARM_UP, STEPS, times), case.plan, WARM_UP)
     return result, max(ranks.run(sleeping.lateness)) / sum(result.step_seconds)
 
 
-def predicted(case: Case) -> Prediction:
+def predicted(case: Case, slower: int = 1) -> Prediction:
     profile = sleeping.profile(bool(case.plan.slices))
-    return predict(case.plan, profile, sleeping.cluster(case.plan.world), case.sizes[0], keep=True)
+    cluster = described(sleeping.cluster(case.plan.world), slower)
+    return predict(case.plan, profile, cluster, case.sizes[0], keep=True)
 
 
 def off(expected: Prediction, result: RunResult, joined: Joined, late: float = 0.0) -> list[str]:
@@ -51,11 +53,12 @@ def param(case: Case):
     return pytest.param(case, marks=marks, id=str(case))
 
 
-@pytest.mark.parametrize("case", [param(case) for case in sleeping.SYSTEMS])
-def test_a_step_takes_as_long_as_predicted(case: Case) -> None:
+def as_predicted(case: Case, slower: int = 1) -> None:
+    """All of it and every kind of it takes as long as predicted; the last half of the ranks is so many times slower."""
+    times = tuple(float(slower) if rank in slow_ranks(case.plan.world) else 1.0 for rank in range(case.plan.world))
     for _ in range(TRIES):
-        expected = predicted(case)
-        result, late = run(case)
+        expected = predicted(case, slower)
+        result, late = run(case, times)
         joined = join(expected.timeline(), result.timeline)
         assert joined.only_predicted == joined.only_measured == ()
         wrong = off(expected, result, joined, late)
@@ -67,6 +70,28 @@ def test_a_step_takes_as_long_as_predicted(case: Case) -> None:
     pytest.fail(
         f"{', '.join(wrong)} of {case}: a step of {median(result.steady_seconds):.4f} s, {late:.1%} late\n{joined}"
     )
+
+
+@pytest.mark.parametrize("case", [param(case) for case in sleeping.SYSTEMS])
+def test_a_step_takes_as_long_as_predicted(case: Case) -> None:
+    as_predicted(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("ddp", "sleeping", {"dp": 2, "bucket": 100, "shares": (2, 1)}, (9,)),
+        Case("dapple", "sleeping", {"pp": 2, "stages": (3,), "micro": 3, "schedule": "1f1b"}, (6,)),
+    ],
+    ids=["replicas", "stages"],
+)
+def test_ranks_that_are_half_as_fast(case: Case) -> None:
+    """Those of the last half: replicas with fewer samples, or stages with fewer blocks."""
+    as_predicted(case, slower=2)
+    alike = {key: value for key, value in case.choices.items() if key != "shares"} | {
+        "stages": (2,) * (case.plan.pp - 1)
+    }
+    assert predicted(case, slower=2).step_s < (1 - 2 * CLOSE) * predicted(replace(case, choices=alike), slower=2).step_s
 
 
 GPIPE, NAIVE = (
