@@ -164,15 +164,30 @@ def recommend(
     method: str = "model",
     results: Sequence[str] = (),
     candidates: str = "",
+    objective: str = "time",
+    deadline: str | float | None = None,
+    budget: float | None = None,
+    epochs: float = 1.0,
+    devices: int | None = None,
+    synchronous: bool = False,
+    framework: str = "",
+    study: str = "",
     *,
     inputs: Any = None,
     loss: Any = None,
     optimizer: Any = None,
 ) -> Recommended | Chosen:
-    """The fastest plans that fit, with reasons. `run`: train with the best one, and on one device, to see.
+    """The best plans that fit, with reasons. `run`: train with the best one, and on one device, to see.
     `predicted`: a precision; then also plans that are predicted in it, and not yet run. `method`: another one than ours
-    (`trainplan.methods`), of these `candidates`; `results` are the suite's, for `benchmark`."""
-    check_method(method, results, predicted)
+    (`trainplan.methods`), of these `candidates`; `results` are the suite's, for `benchmark`.
+
+    `objective`: time, money, memory, or accuracy, for which a `study` of staleness says how many epochs it takes.
+    `deadline` (such as 12h) and `budget` (USD) are for so many `epochs`. Only plans on so many `devices`, only what a
+    `framework` runs (fsdp, deepspeed, megatron, torchtitan, lightning)."""
+    from trainplan.search.wishes import wishes_of
+
+    wishes = wishes_of(objective, deadline, budget, epochs, devices, synchronous, framework, study)
+    check_method(method, results, predicted, wishes.words)
     if method != "model":
         s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer), method == "data")
         return choose(method, s, memory, results, steps, candidates)
@@ -185,7 +200,7 @@ def recommend(
     s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer), runs=run)
     limit = parse_bytes(memory) if memory is not None else None
     with progress() as report:
-        found = search(s.profile, s.cluster, s.batch, limit, top, report, predicted)
+        found = search(s.profile, s.cluster, s.batch, limit, top, report, predicted, wishes)
     runs: list[Ran] = []
     if run:
         from trainplan.starting import run_here

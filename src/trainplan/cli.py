@@ -145,12 +145,24 @@ def recommend(
     ] = "model",
     results: Annotated[list[str], typer.Option(help="Of benchmark: what bench run wrote. Repeatable.")] = [],  # noqa: B006
     candidates: Annotated[str, typer.Option(help="Of other methods than ours: ddp,gpipe …; without it, all.")] = "",
+    objective: Annotated[str, typer.Option(help="time, money, memory; or accuracy, with --study.")] = "time",
+    deadline: Annotated[str | None, typer.Option(help="For all --epochs, such as 12h.")] = None,
+    budget: Annotated[float | None, typer.Option(help="USD for all --epochs.")] = None,
+    epochs: Annotated[float, typer.Option(help="That --deadline and --budget are for.")] = 1.0,
+    devices: Annotated[int | None, typer.Option(help="That a plan may use at most.")] = None,
+    synchronous: Annotated[
+        bool, typer.Option("--synchronous", help="Nobody computes with stale weights (of --objective accuracy).")
+    ] = False,
+    framework: Annotated[
+        str, typer.Option("--for", help="Only what it runs: fsdp, deepspeed, megatron, torchtitan, lightning.")
+    ] = "",
+    study: Annotated[str, typer.Option(help="FILE[:TASK] that trainplan study staleness -o FILE wrote.")] = "",
     json: Json = False,
 ) -> None:
-    """The fastest plans that fit, with reasons."""
+    """The best plans that fit, with reasons."""
     _answer(
         json, api.recommend, model, cluster, batch, memory, top, profile, set, compile, run, steps, predicted, method,
-        results, candidates,
+        results, candidates, objective, deadline, budget, epochs, devices, synchronous, framework, study,
     )  # fmt: skip
 
 

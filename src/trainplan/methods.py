@@ -24,7 +24,7 @@ OF_THE_THESIS = ("single", "horovod", "gpipe")  # what it has equations for
 SCALING = ("single", "ddp", "naive", "gpipe", "dapple")  # what a law of scaling is assumed for
 
 
-def check_method(method: str, results: Sequence[str], predicted: str) -> None:
+def check_method(method: str, results: Sequence[str], predicted: str, wishes: str = "") -> None:
     """Refused where the words do not go together, before anything is measured."""
     if method not in METHODS:
         raise InputError(f"--method {method}", f"the methods are {', '.join(METHODS)}", nearest(method, METHODS))
@@ -35,6 +35,8 @@ def check_method(method: str, results: Sequence[str], predicted: str) -> None:
     if method != "model" and predicted:
         why = "plans that are not run yet are known to our model only"
         raise InputError(f"--method {method} --predicted {predicted}", why, "--method model")
+    if method != "model" and wishes:
+        raise InputError(f"--method {method}, {wishes}", "only our model searches for what is asked", "--method model")
 
 
 def choose(

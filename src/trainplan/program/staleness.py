@@ -36,6 +36,8 @@ Bools = NDArray[np.bool_]
 NO_END = 2**40  # a bound that nobody reaches
 UNKNOWN = -1.0  # a moment that has not been
 Bound = tuple[int, int]
+# The bounds with which rules are studied (`study/staleness.py`), and compared by time to an accuracy (`search/`).
+STUDIED: dict[str, tuple[int, ...]] = {"ssp": (2,), "dssp": (1, 3), "ps-asp": ()}
 
 
 def bound_of(exchange: str, bound: tuple[int, ...]) -> Bound:

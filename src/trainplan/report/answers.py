@@ -193,8 +193,8 @@ def _nothing(r: Recommendation) -> str:
     """Why there is no table."""
     if not r.missed:
         return "nothing fits"
-    near = r.missed[0]
-    return f"nothing keeps to what was asked: {title(near.prediction.plan)}, the nearest, {near.by}"
+    near = "; ".join(f"{title(row.prediction.plan)} {row.by}" for row in r.missed)
+    return f"nothing keeps to what was asked. The nearest: {near}"
 
 
 @dataclass(frozen=True)

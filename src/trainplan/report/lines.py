@@ -10,7 +10,6 @@ from trainplan.cluster.describe import describe
 from trainplan.predict.predict import MEMORY_MARGIN, Prediction
 from trainplan.profile.profile import Profile
 from trainplan.search.answer import Recommendation, left_out
-from trainplan.search.objective import OBJECTIVES
 from trainplan.units import count, percent, seconds, significant
 
 NOWHERE = "none: "  # machines of estimated profiles begin so
@@ -67,13 +66,12 @@ def search_lines(found: Recommendation) -> list[str]:
         lines.append("         tp, sequence, precision and recompute=selective are predicted, not yet run here")
     if found.wishes.words:
         lines.append(f"asked    {found.wishes.words}")
-    objective = OBJECTIVES[found.wishes.objective]
+    objective = found.wishes.best
     if found.bound is not None and found.gap is not None:
         none = f"so none is {objective.than} than the first"
         if found.better:
             none = f"so one may be {percent(found.gap)} {objective.than} than the first that was found"
-        what = {"time": "takes", "money": "costs", "memory": "needs"}[objective.name]
-        lines.append(f"bound    no plan that fits {what} less than {objective.words(found.bound)}, {none}")
+        lines.append(f"bound    no plan that fits {objective.verb} less than {objective.words(found.bound)}, {none}")
         lines.append("         (as the solver cuts them, with usual buckets, before others are tried out for the best)")
     if found.left:
         of = f", {found.better:,} of them to be the best" if found.better else ", none of them to be the best"

@@ -11,6 +11,7 @@ from trainplan.errors import PlanError
 from trainplan.plan.text import brief
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
+from trainplan.search.objective import TIME
 from trainplan.search.space import ALSO_LEFT_OUT, LEFT_OUT
 from trainplan.search.wishes import Wishes
 from trainplan.units import gib
@@ -88,7 +89,7 @@ class Recommendation:
     @property
     def bound_s(self) -> float | None:
         """What no plan that fits can beat, in seconds; None: it was not searched for time, or nothing fits."""
-        return self.bound if self.wishes.objective == "time" else None
+        return self.bound if self.wishes.best is TIME else None
 
     @property
     def pruned(self) -> int:

@@ -22,6 +22,7 @@ import numpy as np
 from trainplan.plan.plan import Plan
 from trainplan.predict.predict import Prediction
 from trainplan.predict.speeds import speeds
+from trainplan.program.program import Bools
 from trainplan.search.closer import Closer
 from trainplan.search.columns import FIELDS, Space
 from trainplan.search.distinct import Standing
@@ -67,13 +68,15 @@ def best_first(
     objective: Objective = TIME,
     progress: Progress = lambda words, share: None,
     meets: Callable[[Prediction], bool] = lambda p: True,
+    possible: Callable[[Space, Floors], Bools] = lambda space, known: known.fits,
 ) -> Outcome:
-    """The best plans of a space that fit and meet what else is asked for, after no more than so much work."""
+    """The best plans of a space that fit and meet what else is asked for, after no more than so much work. `possible`:
+    those that may, by their bounds."""
     known = floors(space)
     closer = Closer(space, known)
     standing = Standing(objective, space.cluster.world, top, meets)
     floor = objective.floor(space, known)
-    order = np.flatnonzero(known.fits & np.isfinite(floor))
+    order = np.flatnonzero(known.fits & np.isfinite(floor) & possible(space, known))
     order = order[np.argsort(floor[order], kind="stable")]
     bounds, place = floor[order], 0
     cut: list[tuple[float, int, tuple[int, ...]]] = []  # those that are: bound, row, cuts
@@ -107,16 +110,19 @@ def best_first(
             bound, stages = closer(row)
             spent += _CUT
             if np.isfinite(bound):
-                heapq.heappush(cut, (max(lowest, objective.closer(space, row, bound, lowest)), row, stages))
+                heapq.heappush(cut, (max(lowest, objective.closer(space, row, bound, closer.bytes[row])), row, stages))
             continue
         bound, row, stages = heapq.heappop(cut)
-        alike = objective.closer(space, row, siblings.least(row), bound)
+        alike = objective.closer(space, row, siblings.least(row), 0.0)
         if alike > bound:
             heapq.heappush(cut, (alike, row, stages))
             continue
         if not standing.beaten(space.sketch(row), bound):
             simulate(row, stages)
-    rest = np.append(bounds[place:], [bound for bound, *_ in cut])
+    untouched = np.array(
+        [bound for bound, row in zip(bounds[place:], order[place:].tolist(), strict=True) if row not in done]
+    )
+    rest = np.append(untouched, [bound for bound, *_ in cut])
     best = standing.best
     return Outcome(
         space,

@@ -14,7 +14,7 @@ from trainplan.program.program import Ints
 from trainplan.program.schedules import orders_of
 from trainplan.search.blocks import Blocks
 from trainplan.search.columns import Space
-from trainplan.search.floor import Floors, room
+from trainplan.search.floor import Floors, context, room
 from trainplan.search.talk import summed
 from trainplan.solve.least import Least
 from trainplan.solve.limits import usable
@@ -28,8 +28,9 @@ class Closer:
     def __init__(self, space: Space, known: Floors) -> None:
         self.space, self.known = space, known
         self.by_variant: dict[int, Tables] = {}
-        self.usable, self.room = usable(space.cluster), room(space.cluster)
+        self.usable, self.room, self.own = usable(space.cluster), room(space.cluster), context(space.cluster)
         self.too_big = 0
+        self.bytes: dict[int, float] = {}  # by row, that the fullest rank has at least, once it is cut
         self._mixed = len(space.cluster.kinds) > 1
         # Where ranks slow each other down, or hosts are devices, `solve/least.py` knows more.
         self._beside = bool(space.cluster.contention or space.cluster.spread) or known.joint
@@ -51,6 +52,7 @@ class Closer:
         samples, larger = divmod(local, sketch.micro)
         small, large = (self._of(number, size) for size in (samples, samples + (larger > 0)))
         stages: tuple[int, ...] = ()
+        self.bytes[row] = float(self.known.bytes[row])
         order = sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs
         key: tuple[object, ...] = (number, local, sketch.micro, sketch.recompute, *order)
         if self._mixed or sketch.spread:  # then it matters where stages are
@@ -70,7 +72,9 @@ class Closer:
             bound = max(bound, _at_last(sketch, stages, small, large, larger, hop))
             bound = max(bound, _exchanging(sketch, stages, small, rate))
             bound = max(bound, _summing(sketch, stages, small, rate))
-        if self._most(sketch, stages, small, large, larger, key) > self.room:
+        most = self._most(sketch, stages, small, large, larger, key)
+        self.bytes[row] = max(self.bytes[row], most + self.own)
+        if most > self.room:
             self.too_big += 1
             return float("inf"), stages
         return bound, stages

@@ -38,7 +38,8 @@ def _seconds(p: Prediction) -> float:
 def kind(p: Prediction, world: int) -> Kind:
     """What plans have in common that differ in the number of their replicas only."""
     plan = p.plan
-    return plan.pp, plan.schedule, plan.recompute, plan.tp, plan.sequence, plan.spread, plan.world == world
+    served = plan.exchange if plan.servers else ""
+    return plan.pp, plan.schedule, plan.recompute, plan.tp, plan.sequence, plan.spread, served, plan.world == world
 
 
 def groups(ordered: Sequence[Prediction], world: int, value: Value = _seconds) -> list[list[Prediction]]:

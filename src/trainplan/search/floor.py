@@ -199,12 +199,14 @@ def _crowded(space: Space, rows: _Rows) -> Floats:
 
 def _bytes(space: Space, parts: list[Blocks], small: Ints) -> Floats:
     """Bytes that the fullest rank has at least, whatever the cuts: weights, states and what one micro-batch leaves,
-    shared out evenly."""
+    shared out evenly, beside what its device's libraries take."""
     names = ("weights", "states", "least")
     weights, states, least = (np.array([getattr(part, name).sum() for part in parts])[small] for name in names)
     zero, sharers = space.column("zero"), _sharers(space)
     lasting = weights / np.where(zero == 3, sharers, 1) + states / np.where(zero > 0, sharers, 1)
-    return np.asarray((lasting + least) * space.column("dp") * space.column("tp") / space.ranks)
+    return np.asarray((lasting + least) * space.column("dp") * space.column("tp") / space.ranks) + context(
+        space.cluster
+    )
 
 
 def _sharers(space: Space) -> Ints:
@@ -300,6 +302,11 @@ def _fits(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger: I
         np.stack([saved, read, least]), weights, gradients, states, small, large, larger, kept, dp, _sharers(space),
         pp, micro, zero, chunks, schedule, np.isin(schedule, _TWO_WAYS), words, room(space.cluster),
     )  # fmt: skip
+
+
+def context(cluster: Cluster) -> float:
+    """Bytes that the libraries of a device take at least."""
+    return float(min(device.context_bytes for device in cluster.kinds.values()))
 
 
 def room(cluster: Cluster) -> float:

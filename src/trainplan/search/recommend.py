@@ -21,12 +21,13 @@ from trainplan.plan.plan import WORDS, Plan, plan
 from trainplan.predict.planned import planned
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
+from trainplan.search.accuracy import asynchronous
 from trainplan.search.answer import TOP, Missed, Progress, Ranked, Recommendation
 from trainplan.search.best_first import WORK, Outcome, best_first, cost
-from trainplan.search.columns import of, space
+from trainplan.search.columns import Space, of, space
 from trainplan.search.distinct import HARDLY
 from trainplan.search.likely import likely
-from trainplan.search.objective import OBJECTIVES, objective_of
+from trainplan.search.objective import MEMORY, MONEY, TIME
 from trainplan.search.reasons import compared, one_device, reason
 from trainplan.search.rejected import rejected
 from trainplan.search.space import sent_away
@@ -35,6 +36,7 @@ from trainplan.solve.limits import limited, usable
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.preload import brought
 from trainplan.solve.resolve import NOTHING, draft, refine
+from trainplan.units import percent, seconds, significant
 
 MOST_OFFLOADED = 16  # plans that are tried so, where nothing fits
 REFINED = 1000  # passes that a plan has at most whose cuts and buckets are tried out: for larger ones that takes long
@@ -72,22 +74,26 @@ def recommend(
         whole = space(profile, cluster, batch, precision, bool(predicted), wishes.devices)
     first = plan(blocks=len(profile.blocks), precision=precision)  # one device
     whole = wishes.allowed(whole)
-    objective = objective_of(wishes.objective, whole)
-    found = best_first(whole, top, WORK, objective, progress or _silent, wishes.meets)
+    objective, report = wishes.best, progress or _silent
+    found = best_first(whole, top, WORK, objective, report, wishes.meets, wishes.possible)
+    if wishes.study is not None and not wishes.synchronous:
+        for p in asynchronous(wishes.study, profile, cluster, batch, wishes.devices or cluster.world):
+            found.standing.add(p)
     single = draft(first, cluster, batch, Tables(planned(first, profile, cluster)))
-    ranked = _refined(found) or _offloaded(found)
+    ranked = _refined(found)
+    missed = [] if ranked else _nearest(whole, wishes, report)
+    ranked = ranked or ([] if missed else _offloaded(found))
     ranked = sorted(filter(wishes.meets, ranked), key=objective.value)
-    runner_up = next((p for p in ranked if p.plan.world > 1), None)
     simulated = len(found.standing.rows)
     return Recommendation(
-        ranked=tuple(_ranked(p, ranked[0], profile, cluster) for p in ranked),
-        rejected=tuple(rejected(found, ranked[0].step_s if ranked else float("inf"))),
+        ranked=tuple(_ranked(p, ranked[0], profile, cluster, wishes) for p in ranked),
+        rejected=tuple(rejected(found, ranked[0].step_s if ranked else float("inf"))) if not missed else (),
         single=single,
-        note=one_device(single, ranked[0], runner_up) if ranked else "nothing fits",
+        note=_note(single, ranked, wishes),
         considered=len(whole),
         simulated=simulated,
         left=found.left,
-        floor_s=found.bound if found.left and objective is OBJECTIVES["time"] else None,
+        floor_s=found.bound if found.left and objective is TIME else None,
         seconds=time.perf_counter() - started,
         batch=batch,
         profile=profile,
@@ -99,8 +105,16 @@ def recommend(
         gap=found.gap if found.fitting else None,
         predicted=predicted,
         wishes=wishes,
-        missed=tuple(Missed(p, wishes.misses(p)) for p in sorted(found.standing.missing, key=objective.value)[:1]),
+        missed=tuple(Missed(p, wishes.misses(p)) for p in missed),
     )
+
+
+def _nearest(whole: Space, wishes: Wishes, progress: Progress) -> list[Prediction]:
+    """Where nothing keeps to what was asked for, that which comes nearest: the fastest, and the cheapest."""
+    asked = [TIME] if wishes.deadline is not None else []
+    asked += [MONEY] if wishes.budget is not None else []
+    near = [best_first(whole, 1, WORK / 4, objective, progress).fitting[:1] for objective in asked]
+    return list({p.plan: p for one in near for p in one}.values())
 
 
 def _silent(words: str, share: float) -> None:
@@ -118,9 +132,27 @@ def refuse(profile: Profile, cluster: Cluster, precision: str) -> None:
         raise PlanError(asked, why, "leaving it out, or a cluster of the catalogue, such as 8x8xA100-80")
 
 
-def _ranked(p: Prediction, winner: Prediction, profile: Profile, cluster: Cluster) -> Ranked:
-    own = planned(p.plan, profile, cluster)
-    return Ranked(p, reason(p, own, cluster) if p is winner else compared(p, winner, own, cluster))
+def _ranked(p: Prediction, winner: Prediction, profile: Profile, cluster: Cluster, wishes: Wishes) -> Ranked:
+    own, objective = planned(p.plan, profile, cluster), wishes.best
+    if objective is TIME:
+        return Ranked(p, reason(p, own, cluster) if p is winner else compared(p, winner, own, cluster))
+    words = objective.shown(p)
+    if p is not winner:
+        words = f"{percent(objective.value(p) / objective.value(winner) - 1)} {objective.worse}: {words}"
+        words += f", {significant(winner.step_s / p.step_s)} × as fast a step"
+    return Ranked(p, f"{words}; {reason(p, own, cluster)}")
+
+
+def _note(single: Prediction, ranked: list[Prediction], wishes: Wishes) -> str:
+    """Whether distributing is worth it."""
+    if not ranked:
+        return "nothing fits"
+    if wishes.best is TIME:
+        return one_device(single, ranked[0], next((p for p in ranked if p.plan.world > 1), None))
+    if not single.fits:
+        return ""
+    missed, alone = wishes.misses(single), wishes.best.shown(single)
+    return f"it fits on one device: {alone}, {seconds(single.step_s)} a step" + (f", but {missed}" if missed else "")
 
 
 def _refined(found: Outcome) -> list[Prediction]:
@@ -128,8 +160,10 @@ def _refined(found: Outcome) -> list[Prediction]:
     cluster, batch = found.space.cluster, found.space.batch
     refined = list[Prediction]()
     for p in found.standing.shown():
-        tables, chosen = found.tables(found.standing.rows[id(p)]), p
-        if found.standing.objective.name == "memory":  # they would be tried out for time
+        row, chosen = found.standing.rows[id(p)], p
+        tables = found.tables(row)
+        # For the least memory they would be tried out in vain; what was not searched for (servers) is whole.
+        if row < 0 or found.standing.objective is MEMORY:
             refined.append(p)
             continue
         if cost(p.plan) <= REFINED:
@@ -144,8 +178,6 @@ def _refined(found: Outcome) -> list[Prediction]:
 def _offloaded(found: Outcome) -> list[Prediction]:
     """The last resort, where nothing fits: what passes save goes to the hosts, as far as need be."""
     space, known = found.space, found.known
-    if found.standing.missing:
-        return []
     states = np.array([each.weights.sum() + each.states.sum() for each in known.lasting])[known.variant]
     rows = np.flatnonzero(space.column("zero") == 0)
     rows = rows[np.argsort(likely(space, replace(known, seconds=_work(found)), rows), kind="stable")]

@@ -123,4 +123,5 @@ def shape_of(sketch: Plan) -> Shape:
 
 def plain_shape(sketch: Plan) -> Shape:
     """The same without a word about recomputation."""
-    return sketch.dp, sketch.pp, sketch.schedule, sketch.tp, sketch.sequence, sketch.spread
+    served = sketch.exchange if sketch.servers else ""
+    return sketch.dp, sketch.pp, sketch.schedule, sketch.tp, sketch.sequence, sketch.spread, served

@@ -28,16 +28,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainplan.program.staleness import Bound, State, bound_of
+from trainplan.program.staleness import STUDIED, Bound, State, bound_of
 from trainplan.study.tasks import Task
 
 LOOKS = 8  # at the accuracy, an epoch
-RULES: dict[str, Bound] = {
-    "in step": bound_of("ssp", (0,)),
-    "ssp": bound_of("ssp", (2,)),
-    "dssp": bound_of("dssp", (1, 3)),
-    "ps-asp": bound_of("ps-asp", ()),
-}
+RULES: dict[str, Bound] = {"in step": (0, 0)} | {rule: bound_of(rule, bound) for rule, bound in STUDIED.items()}
 
 
 @dataclass(frozen=True)
