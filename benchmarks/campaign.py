@@ -83,7 +83,35 @@ def parts(quick: bool) -> list[Part]:
     ]
     if (HERE / "preload.py").exists():
         found.append(Part("j", "loading ahead", command("preload.py", "preload", *rounds), 200))
-    return found
+    return [*found, *suites(quick)]
+
+
+def suites(quick: bool) -> list[Part]:
+    """The device's own file, and the benchmark suite: as it is, and under conditions in which no system is always best.
+
+    The largest shapes are for slices of a GPU, with as much memory as the thesis's devices had.
+    """
+    effort = ("--steps", "1", "--rounds", "1", "--seconds", "0.5") if quick else ("--steps", "4", "--rounds", "2")
+    networks = "mobilenetv2" if quick else "resnet18,vgg11,mobilenetv2,resnet50"
+    systems = "ddp,recommended" if quick else "single,ddp,zero1,gpipe,dapple,chimera,interleaved,recommended"
+    count, minutes = ("2", "0.5") if quick else ("4", "8")
+
+    def suite(name: str, datasets: str, *words: str) -> tuple[str, ...]:
+        chosen = ("--networks", networks, "--datasets", datasets, "--systems", systems, "--minutes", minutes)
+        return ("-m", "trainplan", "bench", "run", "--out", f"{{out}}/suite-{name}", *chosen, *effort, *words)
+
+    few, cores, uneven = ("--workers", count), "2" if quick else "2,4,8", ("--uneven", "2")
+    measured = ("-m", "trainplan", "device", "measure", "--minutes", "4.5", "-o", "{out}/device.json")
+    return [
+        Part("k", "a device's file", (*measured, *(("--quick",) if quick else ())), 330, limited=False),
+        Part("l", "suite on cores", suite("cores", "mnist,cifar10", "--workers", cores), 540, limited=False),
+        Part("m", "uneven workers", suite("uneven", "cifar10", *few, *uneven), 540, limited=False),
+        Part("n", "a slow link", suite("link", "cifar10", *few, "--link", "1Gbit/s"), 540, "link", limited=False),
+        Part(
+            "o", "suite on slices",
+            suite("slices", "imagenet,highres", *few, "--slices", count, "--memory", "24GB"), 540, "gpu", limited=False,
+        ),
+    ]  # fmt: skip
 
 
 class Archive:

@@ -41,7 +41,7 @@ def bench_run(
     Everything that is not said is all there is. Called again with the same folder, it goes on where it stopped;
     `minutes` is how long one call may take (0: until it is done). `workload`: others than the suite's.
     """
-    from trainplan.bench.cases import Conditions, cases, whole_numbers
+    from trainplan.bench.cases import RECOMMENDED, Conditions, cases, whole_numbers
     from trainplan.bench.cases import systems as known
     from trainplan.report.lines import command
     from trainplan.units import parse_bytes, parse_rate, parse_seconds
@@ -57,7 +57,9 @@ def bench_run(
         raise InputError(f"--delay {delay}", "it is a link that is late, and none is asked for", "--link 1Gbit/s")
     counts = whole_numbers("workers", _words(workers))
     chosen = cases(_words(networks), _words(datasets), list(workload), counts, conditions, batch)
-    wanted = known(_words(systems)) if systems else []
+    picks = [word for word in _words(systems) if word == RECOMMENDED]
+    named = [word for word in _words(systems) if word != RECOMMENDED]
+    wanted = [*(known(named) if named else ()), *picks]
     options = {
         "networks": networks, "datasets": datasets, "workload": list(workload), "systems": systems, "workers": workers,
         "batch": batch or "", "memory": memory, "link": link, "delay": delay, "uneven": uneven if uneven > 1 else "",

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from trainplan import api
+from trainplan.bench.limit import UNFINISHED
 from trainplan.errors import TrainplanError
 from trainplan.version import VERSION
 
@@ -332,7 +333,7 @@ def bench_run(
     networks: Annotated[str, typer.Option(help="Such as resnet18,gpt-tiny; without it, all.")] = "",
     datasets: Annotated[str, typer.Option(help="Such as mnist,text; without it, all.")] = "",
     workload: Annotated[list[str], typer.Option(help="One that the suite has not, instead. Repeatable.")] = [],  # noqa: B006
-    systems: Annotated[str, typer.Option(help="Such as ddp,gpipe; without it, all that run, and our own pick.")] = "",
+    systems: Annotated[str, typer.Option(help="Such as ddp,recommended: our own pick; without it, all that run.")] = "",
     workers: Annotated[str, typer.Option(help="How many, with commas.")] = "2",
     batch: Annotated[int, typer.Option(help="Samples of a step, over all workers; 0: the workload's own.")] = 0,
     memory: Annotated[str, typer.Option(help="That a worker may use, such as 24GB.")] = "",
@@ -348,10 +349,12 @@ def bench_run(
     json: Json = False,
 ) -> None:
     """Predict and run every system on every workload; goes on where it stopped."""
-    _answer(
+    answer = _answer(
         json, api.bench_run, out, networks, datasets, workload, systems, workers, batch, memory, link, delay, uneven,
         slices, steps, rounds, seconds, quick, minutes,
     )  # fmt: skip
+    if answer.unfinished:
+        raise typer.Exit(UNFINISHED)
 
 
 @bench.command("accuracy")

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from trainplan import api, cli, files
 from trainplan.bench import suite as suite_module
 from trainplan.bench.accuracy import Compared
+from trainplan.bench.answers import Benched
 from trainplan.bench.cases import NETWORKS, Conditions, candidates, cases, systems
+from trainplan.bench.limit import UNFINISHED
 from trainplan.bench.results import OUT_OF_MEMORY, Outcome, load, read
 from trainplan.bench.suite import Effort, Suite, reason
 from trainplan.bench.uneven import described, uneven
@@ -96,6 +99,22 @@ def started(folder: Path, profile: Profile, words: list[str], minutes: float = 1
     there.save(folder / suite_module._file(case, "cluster"))
     profile.save(folder / suite_module._file(case, "profile"))
     return Suite([case], folder, words, Effort(steps=1, rounds=1), minutes, "trainplan bench run", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"), [(["ddp"], ["ddp dp=2"]), (["recommended"], ["recommended"]), (["ddp", "recommended"], None)]
+)
+def test_our_own_pick_is_a_candidate_like_the_others(tmp_path, profile, words, asked) -> None:
+    suite = started(tmp_path, profile, words)
+    assert list(suite._lines(suite.cases[0])) == (asked or ["ddp dp=2", "recommended"])
+
+
+def test_who_calls_again_is_told_so_by_the_exit_code(tmp_path, monkeypatch) -> None:
+    left = Benched((), str(tmp_path), unfinished=True, again="trainplan bench run")
+    monkeypatch.setattr(api, "bench_run", lambda *_: left)
+    assert CliRunner().invoke(cli.app, ["bench", "run", "--minutes", "0.1"]).exit_code == UNFINISHED
+    monkeypatch.setattr(api, "bench_run", lambda *_: replace(left, unfinished=False))
+    assert CliRunner().invoke(cli.app, ["bench", "run"]).exit_code == 0
 
 
 @pytest.mark.system("bench", "R")

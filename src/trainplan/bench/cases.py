@@ -26,6 +26,7 @@ from trainplan.workload.datasets import DATASETS
 
 NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg11", "vgg16", "mobilenetv2")
 TEXT = "text"  # what the GPTs read
+RECOMMENDED = "recommended"  # our own pick, beside the systems
 GPTS = {
     "gpt-tiny": "gpt:layers=6,hidden=256,heads=4,seq=128,vocab=1024,batch=16",
     "gpt-small": "gpt:layers=6,hidden=512,heads=8,seq=256,vocab=8192,batch=32",

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from trainplan.bench.accuracy import Compared
-from trainplan.bench.cases import Case, candidates
+from trainplan.bench.cases import RECOMMENDED, Case, candidates
 from trainplan.bench.limit import Limit
 from trainplan.bench.pool import placed, pool
 from trainplan.bench.results import OUT_OF_MEMORY, Outcome, Result, load
@@ -38,7 +38,6 @@ from trainplan.solve.limits import limited
 from trainplan.units import gib, seconds
 from trainplan.workload.load import load as load_workload
 
-RECOMMENDED = "recommended"
 _MEMORY_WORDS = ("OutOfMemoryError", "out of memory", "can't allocate memory")
 Say = Callable[[str, float], None]
 
@@ -89,8 +88,10 @@ class Suite:
         )  # fmt: skip
 
     def _lines(self, case: Case) -> dict[str, str]:
-        found = candidates(case.workers, self.systems, uneven=case.conditions.uneven > 1)
-        return found if self.systems else {**found, RECOMMENDED: RECOMMENDED}
+        words = [word for word in self.systems if word != RECOMMENDED]
+        found = candidates(case.workers, words, uneven=case.conditions.uneven > 1) if words or not self.systems else {}
+        picked = not self.systems or RECOMMENDED in self.systems
+        return {**found, RECOMMENDED: RECOMMENDED} if picked else found
 
     def _left(self, case: Case, outcome: Outcome) -> int:
         """Runs of candidates that are not known yet."""
