@@ -60,7 +60,7 @@ def test_candidates_are_the_systems_that_run(monkeypatch) -> None:
     assert found["ps-bsp dp=3 servers=1"] == "ps-bsp"
     assert set(candidates(1).values()) == {"single"}
     alike = candidates(2, ["single", "ddp", "gpipe"], uneven=True)
-    assert list(alike) == ["single", "ddp dp=2 shares=1,1", "gpipe pp=2 dp=1"]
+    assert list(alike) == ["single", "ddp dp=2 ratio=1,1", "gpipe pp=2 dp=1"]
     sliced = replace(SYSTEMS["ddp"], key="new", choices="tp=2")  # predicted only
     monkeypatch.setitem(SYSTEMS, "new", sliced)
     assert "new" not in systems()

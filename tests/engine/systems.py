@@ -118,11 +118,11 @@ def _cases() -> list[Case]:
     ]  # fmt: skip
     # Replicas that have more samples than others: as their devices are fast.
     uneven = [
-        Case("ddp", "residual", {"dp": 2, "bucket": 200, "shares": (3, 1)}),
-        Case("ddp", "chain", {"dp": 4, "bucket": 200, "shares": (1, 2, 3, 1), "exchange": "ring"}),
-        Case("zero1", "tied", {"dp": 2, "zero": 1, "bucket": 200, "shares": (1, 3)}),
-        Case("dataparallel", "chain", {"dp": 2, "bucket": 200, "shares": (2, 1), "exchange": "dataparallel"}),
-        Case("dapple", "tied", {**adam, "stages": (4,), "shares": (3, 1)}),
+        Case("ddp", "residual", {"dp": 2, "bucket": 200, "ratio": (3, 1)}),
+        Case("ddp", "chain", {"dp": 4, "bucket": 200, "ratio": (1, 2, 3, 1), "exchange": "ring"}),
+        Case("zero1", "tied", {"dp": 2, "zero": 1, "bucket": 200, "ratio": (1, 3)}),
+        Case("dataparallel", "chain", {"dp": 2, "bucket": 200, "ratio": (2, 1), "exchange": "dataparallel"}),
+        Case("dapple", "tied", {**adam, "stages": (4,), "ratio": (3, 1)}),
     ]
     return cases + grouped + uneven + ORDERS + _sharded() + EXCHANGES + SERVED + DECIDED + PRELOADED + _offloaded()
 

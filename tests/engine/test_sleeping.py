@@ -80,7 +80,7 @@ def test_a_step_takes_as_long_as_predicted(case: Case) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("ddp", "sleeping", {"dp": 2, "bucket": 100, "shares": (2, 1)}, (9,)),
+        Case("ddp", "sleeping", {"dp": 2, "bucket": 100, "ratio": (2, 1)}, (9,)),
         Case("dapple", "sleeping", {"pp": 2, "stages": (3,), "micro": 3, "schedule": "1f1b"}, (6,)),
     ],
     ids=["replicas", "stages"],
@@ -88,7 +88,7 @@ def test_a_step_takes_as_long_as_predicted(case: Case) -> None:
 def test_ranks_that_are_half_as_fast(case: Case) -> None:
     """Those of the last half: replicas with fewer samples, or stages with fewer blocks."""
     as_predicted(case, slower=2)
-    alike = {key: value for key, value in case.choices.items() if key != "shares"} | {
+    alike = {key: value for key, value in case.choices.items() if key != "ratio"} | {
         "stages": (2,) * (case.plan.pp - 1)
     }
     assert predicted(case, slower=2).step_s < (1 - 2 * CLOSE) * predicted(replace(case, choices=alike), slower=2).step_s

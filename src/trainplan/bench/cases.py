@@ -138,12 +138,12 @@ def _alike(line: str) -> str:
     """A request whose replicas have as many samples each, whatever they run on.
 
     >>> _alike("ddp dp=3"), _alike("gpipe pp=4 dp=1"), _alike("ps-asp dp=3 servers=1")
-    ('ddp dp=3 shares=1,1,1', 'gpipe pp=4 dp=1', 'ps-asp dp=3 servers=1')
+    ('ddp dp=3 ratio=1,1,1', 'gpipe pp=4 dp=1', 'ps-asp dp=3 servers=1')
     """
     request = parse(line)
     replicas = request.dp or 1
     shared = replicas > 1 and request.exchange not in ASYNCHRONOUS
-    return f"{line} shares={','.join(['1'] * replicas)}" if shared else line
+    return f"{line} ratio={','.join(['1'] * replicas)}" if shared else line
 
 
 def asked(choices: Request, key: str, workers: int) -> str:

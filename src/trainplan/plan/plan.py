@@ -134,7 +134,7 @@ class Request:
     preload: str | None = None  # on: the next batch comes to its device while this one is trained
     offload: str | None = None  # what goes to the host's memory where the device's is too small
     away: Away | None = None  # how much of it, exactly; open: as much as `memory` asks for
-    shares: tuple[int, ...] | None = None  # samples of the replicas, in proportion; open: as their devices are fast
+    ratio: tuple[int, ...] | None = None  # samples of the replicas, in proportion; open: as their devices are fast
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Plan:
     preload: str = "given"
     offload: str = "none"
     away: Away = ()  # of activations that are offloaded: see `offload.py`
-    shares: tuple[int, ...] = ()  # samples of the replicas, in proportion; none: as equal as possible
+    ratio: tuple[int, ...] = ()  # samples of the replicas, in proportion; none: as equal as possible
 
     @property
     def sharers(self) -> int:
@@ -301,7 +301,7 @@ def plan(
     preload: str = "given",
     offload: str = "none",
     away: Away = (),
-    shares: tuple[int, ...] = (),
+    ratio: tuple[int, ...] = (),
 ) -> Plan:
     """A plan with the usual choices where none is given.
 
@@ -316,7 +316,7 @@ def plan(
         tuple(spread), tuple(order), slices=tuple(slices), zero=zero, shard=0 if shard == dp else shard,
         node=node, servers=servers, bound=tuple(bound), split=split, threshold=threshold, cycle=cycle, slice=slice,
         credit=credit, fused=tuple(fused), tp=tp, sequence=sequence, preload=preload, offload=offload,
-        away=shortest(away), shares=tuple(shares),
+        away=shortest(away), ratio=tuple(ratio),
     )  # fmt: skip
 
 
@@ -350,7 +350,7 @@ def open_fields(request: Request) -> tuple[str, ...]:
         "preload",
         "offload",
         "away",
-        "shares",
+        "ratio",
     }
     given |= {"servers", "bound", "split", "tp", "sequence", *itertools.chain(*EXCHANGE_FIELDS.values())}
     choices = [f.name for f in fields(request) if f.name not in given]

@@ -37,7 +37,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
     check_decided(plan, asked)
     _placement(plan, asked)
     check_sharding(plan, asked)
-    check_shares(plan, asked)
+    check_ratio(plan, asked)
     check_exchange(plan, asked)
     check_stages(plan, asked)
     check_served(plan, asked)
@@ -119,21 +119,21 @@ def check_order(plan: Plan, asked: str) -> None:
         raise PlanError(asked, why, f"micro={least}")
 
 
-def check_shares(plan: Plan, asked: str) -> None:
+def check_ratio(plan: Plan, asked: str) -> None:
     """Refused where replicas cannot have different numbers of samples as asked."""
-    if not plan.shares:
+    if not plan.ratio:
         return
-    shares = ",".join(map(str, plan.shares))
-    if len(plan.shares) != plan.dp:
-        several = len(plan.shares) > 1
-        instead = f"dp={len(plan.shares)} shares={shares}" if several else f"dp={plan.dp} without shares"
-        raise PlanError(asked, f"{some(len(plan.shares), 'share')} for {some(plan.dp, 'replica')}", instead)
-    if min(plan.shares) < 1:
-        at_least = ",".join(str(max(1, share)) for share in plan.shares)
-        raise PlanError(asked, "every replica has a share, and shares count from 1", f"shares={at_least}")
+    ratio = ",".join(map(str, plan.ratio))
+    if len(plan.ratio) != plan.dp:
+        several = len(plan.ratio) > 1
+        instead = f"dp={len(plan.ratio)} ratio={ratio}" if several else f"dp={plan.dp} without a ratio"
+        raise PlanError(asked, f"{some(len(plan.ratio), 'number')} for {some(plan.dp, 'replica')}", instead)
+    if min(plan.ratio) < 1:
+        at_least = ",".join(str(max(1, part)) for part in plan.ratio)
+        raise PlanError(asked, "every replica has samples, and the ratio counts from 1", f"ratio={at_least}")
     if plan.exchange in ASYNCHRONOUS:
         why = f"under exchange={plan.exchange} a worker that is faster takes more steps, all of them alike"
-        raise PlanError(asked, why, f"exchange={plan.exchange} without shares")
+        raise PlanError(asked, why, f"exchange={plan.exchange} without a ratio")
 
 
 def check_sharding(plan: Plan, asked: str) -> None:
@@ -375,20 +375,20 @@ def split(samples: int, parts: int) -> tuple[int, ...]:
 
 
 def of_replicas(plan: Plan, batch: int) -> tuple[int, ...]:
-    """How many samples of a batch each replica trains: as equal as possible, or in proportion to the plan's shares; at
-    least one for each of its micro-batches.
+    """How many samples of a batch each replica trains: as equal as possible, or in the plan's ratio; at least one for
+    each of its micro-batches.
 
     >>> from trainplan.plan.plan import plan
-    >>> of_replicas(plan(dp=4), 10), of_replicas(plan(dp=4, shares=(3, 3, 2, 2)), 20)
+    >>> of_replicas(plan(dp=4), 10), of_replicas(plan(dp=4, ratio=(3, 3, 2, 2)), 20)
     ((3, 3, 2, 2), (6, 6, 4, 4))
-    >>> of_replicas(plan(dp=2, shares=(2, 1)), 10), of_replicas(plan(dp=2, shares=(99, 1), micro=2), 10)
+    >>> of_replicas(plan(dp=2, ratio=(2, 1)), 10), of_replicas(plan(dp=2, ratio=(99, 1), micro=2), 10)
     ((7, 3), (8, 2))
     """
-    if not plan.shares:
+    if not plan.ratio:
         return split(batch, plan.dp)
-    whole = sum(plan.shares)
-    counts = [batch * share // whole for share in plan.shares]
-    left = sorted(range(plan.dp), key=lambda replica: -(batch * plan.shares[replica] % whole))
+    whole = sum(plan.ratio)
+    counts = [batch * part // whole for part in plan.ratio]
+    left = sorted(range(plan.dp), key=lambda replica: -(batch * plan.ratio[replica] % whole))
     for replica in left[: batch - sum(counts)]:
         counts[replica] += 1
     while min(counts) < min(plan.micro, batch // plan.dp):

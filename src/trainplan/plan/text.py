@@ -39,7 +39,7 @@ from trainplan.units import GIB, KIB, MIB, parse_bytes, parse_seconds, some
 
 _SIZES = ("bucket", "memory", "threshold", "slice", "credit")
 _ORDER = (
-    "dp", "shares", "tp", "sequence", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition",
+    "dp", "ratio", "tp", "sequence", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition",
     "placement", "recompute", "exchange", "node", "threshold", "cycle", "slice", "credit", "fused", "zero", "shard",
     "bucket", "updates", "precision", "overlap", "preload", "offload", "away", "memory", "servers", "bound", "split",
 )  # fmt: skip
@@ -49,7 +49,7 @@ _USUAL: dict[str, object] = {
     "recompute": "none", "exchange": "all-reduce", "updates": "sync", "precision": "fp32", "overlap": "on",
     "memory": None, "zero": 0, "shard": 0, "node": 0, "servers": 0, "bound": (), "split": SPLIT, "threshold": 0,
     "cycle": 0.0, "slice": 0, "credit": 0, "fused": (), "tp": 1, "sequence": "off", "preload": "given",
-    "offload": "none", "away": (), "shares": (),
+    "offload": "none", "away": (), "ratio": (),
 }  # fmt: skip
 
 
@@ -139,9 +139,9 @@ def _value(field: str, value: str, line: str) -> Any:
     if field == "fused":
         why = "the number of gradients of every fused tensor was expected"
         return _numbers(value, asked, why, "fused=3,1,2")
-    if field == "shares":
+    if field == "ratio":
         why = "the samples of every replica, in proportion, were expected"
-        return _numbers(value, asked, why, "shares=3,3,2,2")
+        return _numbers(value, asked, why, "ratio=3,3,2,2")
     if field == "stages":  # one stage has no cuts
         return _numbers(value, asked, "the first block of every stage but the first was expected", "stages=2,5")
     if field == "bound":

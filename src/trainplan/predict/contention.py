@@ -143,12 +143,12 @@ def alike(plan: Plan, cluster: Cluster, batch: int) -> bool:
         tuple(tuple(stands[cluster.node_of(rank)].tolist()) for rank in plan.ranks(replica))
         for replica in range(plan.dp)
     }
-    return batch % plan.dp == 0 and not plan.shares and len(company) == 1
+    return batch % plan.dp == 0 and not plan.ratio and len(company) == 1
 
 
 def at_least(plan: Plan, cluster: Cluster, batch: int) -> Contention:
     """That of a plan which may not be cut yet: replicas count for each other only where they keep step for certain."""
     (node, *others) = {cluster.node_of(rank) for rank in range(plan.world)}
     one_way = plan.pp == 1 or not (others or cluster.nodes[node].pairs)  # all messages take as long
-    keeps_step = one_way and batch % plan.dp == 0 and not plan.shares
+    keeps_step = one_way and batch % plan.dp == 0 and not plan.ratio
     return contention(plan, cluster, fold=cluster.uniform and keeps_step)

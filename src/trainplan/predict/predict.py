@@ -244,7 +244,7 @@ def replicas_alike(plan: Plan, cluster: Cluster, profile: Profile) -> bool:
     Equal machines are not enough: of two pipelines over three stages on two nodes one may cross from node to node
     early, and the other late.
     """
-    if not cluster.uniform or plan.shares or plan.exchange in SERVED:  # servers have a message from everybody
+    if not cluster.uniform or plan.ratio or plan.exchange in SERVED:  # servers have a message from everybody
         return False
     paired = any(node.pairs for node in cluster.nodes)  # then it matters which devices of a node they are
 

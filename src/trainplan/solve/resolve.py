@@ -6,7 +6,7 @@
                                                         exact bottleneck partition within the memory limit, and from
                                                         there by simulating others: all of them where they are few,
                                                         else one cut moved by one block as long as that is faster
-    shares   samples of replicas on unlike devices      as fast as each is (shares.py)
+    ratio    samples of replicas on unlike devices      as fast as each is (ratio.py)
     bucket   gradients that travel together             by simulating a few sizes (exchange.py)
     exchange how they are summed over replicas          by the backend; a search also simulates others (exchange.py)
     …        its numbers, where it is decided in a run  by simulating a few (decided.py)
@@ -47,7 +47,7 @@ from trainplan.solve.partition.instance import instance, on
 from trainplan.solve.partition.ranges import Tables, in_flight
 from trainplan.solve.partition.uneven import elasticpipe
 from trainplan.solve.shape import micro_counts, shape
-from trainplan.solve.shares import balanced
+from trainplan.solve.ratio import balanced
 from trainplan.solve.slices import slicings
 
 SLACKS = (0.05, 0.25)  # how much slower the slowest stage may be for the sake of less traffic
@@ -132,12 +132,12 @@ def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables, slices: in
     """A first plan from a sketch: cut into balanced stages that fit, where it is not cut yet; and its sequences into
     (so many) slices, where the order of work wants them. Buckets are no larger than the model. Replicas on unlike
     devices have as many samples as they are fast; or equally many, where that does not fit."""
-    shares = () if sketch.shares else balanced(sketch, tables.profile, cluster, batch)
-    if shares:
-        uneven = draft(replace(sketch, shares=shares), cluster, batch, tables, slices)
+    ratio = () if sketch.ratio else balanced(sketch, tables.profile, cluster, batch)
+    if ratio:
+        uneven = draft(replace(sketch, ratio=ratio), cluster, batch, tables, slices)
         if uneven.fits:
             return uneven
-        return best([uneven, draft(replace(sketch, shares=(1,) * sketch.dp), cluster, batch, tables, slices)])
+        return best([uneven, draft(replace(sketch, ratio=(1,) * sketch.dp), cluster, batch, tables, slices)])
     sketch = replace(sketch, bucket=min(sketch.bucket, whole_bucket(tables.profile)))
     if sketch.pp > 1 and not sketch.stages:
         sketch = replace(sketch, stages=cuts(sketch, cluster, batch, tables, _room(sketch, cluster)))

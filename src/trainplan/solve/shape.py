@@ -22,7 +22,7 @@ from trainplan.plan.rules import (
     CHUNKED,
     check_preload,
     check_sharding,
-    check_shares,
+    check_ratio,
     check_sketch,
     check_stages,
     fewer_stages,
@@ -88,7 +88,7 @@ def shape(request: Request, blocks: int, world: int, batch: int, inside: int = 0
         offload=request.offload or ("none" if request.away is None else "activations"), away=request.away or (),
         blocks=blocks, key=request.key, order=request.order or (), zero=request.zero or 0,
         shard=request.shard or (_hybrid(dp, inside) if request.key == "hsdp" else 0),
-        tp=tp, sequence=request.sequence or "off", shares=request.shares or (),
+        tp=tp, sequence=request.sequence or "off", ratio=request.ratio or (),
     )  # fmt: skip
     if own:
         sketch = _placed(sketch, own, f"plan {brief(request)!r}")
@@ -218,7 +218,7 @@ def _together(request: Request, sketch: Plan, asked: str) -> None:
     micro = request.micro or max(sketch.micro, least_micro(sketch))
     check_sketch(replace(sketch, micro=micro), asked)
     check_sharding(replace(sketch, shard=request.shard or sketch.shard), asked)
-    check_shares(sketch, asked)
+    check_ratio(sketch, asked)
     check_served(sketch, asked)
     if request.split is not None and not sketch.servers:
         why = f"split={request.split} elements are cut into a piece for each server, and there is none"
