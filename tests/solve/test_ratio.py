@@ -1,4 +1,4 @@
-"""Shares of replicas on unlike devices: as fast as any way to deal out the samples."""
+"""Samples of replicas on unlike devices: as fast as any way to deal out the samples."""
 
 import itertools
 from dataclasses import replace
@@ -14,8 +14,8 @@ from trainplan.plan.plan import plan
 from trainplan.plan.rules import check, of_replicas
 from trainplan.plan.text import parse, text
 from trainplan.predict.predict import predict
-from trainplan.solve.resolve import resolve
 from trainplan.solve.ratio import balanced
+from trainplan.solve.resolve import resolve
 
 PROFILE = replace(chain(2, samples=(1, 64), flat=False, forward=1e-3, backward=2e-3), device="fast", products_in="fp32")
 

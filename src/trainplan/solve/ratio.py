@@ -22,7 +22,7 @@ from trainplan.profile.profile import Profile
 
 
 def balanced(plan: Plan, profile: Profile, cluster: Cluster, batch: int) -> tuple[int, ...]:
-    """The ratio of the samples of a plan's replicas on this cluster; none where equally many are best, or the only way."""
+    """The ratio of the samples of a plan's replicas on this cluster; none where they have equally many."""
     if plan.dp == 1 or plan.exchange in ASYNCHRONOUS or len(cluster.kinds) == 1:
         return ()
     pace = speeds(profile, cluster)

@@ -46,8 +46,8 @@ from trainplan.solve.partition.choice import counts, partitioned, refuse
 from trainplan.solve.partition.instance import instance, on
 from trainplan.solve.partition.ranges import Tables, in_flight
 from trainplan.solve.partition.uneven import elasticpipe
-from trainplan.solve.shape import micro_counts, shape
 from trainplan.solve.ratio import balanced
+from trainplan.solve.shape import micro_counts, shape
 from trainplan.solve.slices import slicings
 
 SLACKS = (0.05, 0.25)  # how much slower the slowest stage may be for the sake of less traffic

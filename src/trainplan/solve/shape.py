@@ -21,8 +21,8 @@ from trainplan.plan.plan import Plan, Request, plan, usual_lines
 from trainplan.plan.rules import (
     CHUNKED,
     check_preload,
-    check_sharding,
     check_ratio,
+    check_sharding,
     check_sketch,
     check_stages,
     fewer_stages,
