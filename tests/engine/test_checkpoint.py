@@ -31,6 +31,7 @@ SHARED_OUT = {
     "zero2 in a pipeline": {**CHOICES["both"], "zero": 2, "micro": 1},
     "zero3 on four": {"dp": 4, "zero": 3, "bucket": 300},
     "in groups": {"dp": 4, "shard": 2, "zero": 3, "bucket": 10_000},
+    "offloaded": {"dp": 2, "zero": 3, "bucket": 300, "micro": 2, "offload": "activations", "away": ((3,),)},
 }
 # What is on servers is saved as if it were whole: parameters of eight elements or more are in pieces there.
 SERVED = {**CHOICES["pipeline"], "stages": (4,), "bucket": 300, "exchange": "ps-bsp", "servers": 2, "split": 8}
@@ -115,8 +116,8 @@ def test_resumed_under_another_plan(before: str, after: str, training: tuple[str
     ("before", "after"),
     [
         ("zero3 on four", "zero1 on two"),
-        ("zero1 on two", "zero2 in a pipeline"),
-        ("in groups", "single"),
+        ("offloaded", "zero2 in a pipeline"),
+        ("in groups", "offloaded"),
         ("servers", "single"),
         ("zero1 on two", "servers"),
     ],
