@@ -103,3 +103,14 @@ def test_slowed_by_copies_as_the_probe_says() -> None:
     copies = 2 * 5 * 100 * MIB / 2e9
     plain, slowed = (predict(chosen, PROFILE, each, 1).step_s for each in (where, slow))
     assert slowed == pytest.approx(plain + copies / 2, rel=0.01)
+
+
+def test_buckets_are_chosen_where_it_is_said_what_goes_away() -> None:
+    """On a slow link: one bucket for everything hides nothing. What goes away stays as it was said."""
+    device = Device("cpu", 80 * 2**30, {}, 1e12, host_rate=16e9)
+    slow = Cluster("slow", (Node("node", (device,) * 2, Link("link", 1e-6, 50e6)),), "gloo")
+    profile = replace(PROFILE, device="cpu")
+    whole, found = (solve(parse(f"zero-r dp=2 away=4{more}"), profile, slow, 8) for more in (" bucket=25MiB", ""))
+    assert found.plan.away == whole.plan.away == ((4,),)
+    assert found.plan.bucket < 25 * MIB
+    assert found.step_s < 0.95 * whole.step_s

@@ -28,6 +28,7 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan import rules
 from trainplan.plan.keys import SPLIT, most_servers
+from trainplan.plan.offload import Away
 from trainplan.plan.order import known
 from trainplan.plan.plan import Plan, Request, open_fields
 from trainplan.plan.text import brief, settled
@@ -91,8 +92,10 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
             break
         found = best([found, draft(replace(sketch, micro=micro), cluster, batch, tables, count)])
     # Who asks for replicas and not for an exchange gets the backend's.
-    if request.away is None:  # whoever says what goes away says it of certain stages and sections
-        found = refine(found, [field for field in left if field != "exchange"], cluster, batch, tables)
+    # Who says what goes away says it of certain stages, so these stay as they are; sections are blocks in any bucket.
+    may = ("bucket",) if request.away is not None else [field for field in left if field != "exchange"]
+    found = refine(found, [field for field in may if field in left], cluster, batch, tables, away=request.away or ())
+    if request.away is None:
         refuse_too_little(found, f"plan {brief(request)!r}")
     return tuned(found, request, profile, lambda trial: _predict(trial, cluster, batch, tables), best)
 
@@ -148,10 +151,11 @@ def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables, slices: in
 
 
 def refine(
-    found: Prediction, left: Collection[str], cluster: Cluster, batch: int, tables: Tables, gain: float = NOTHING
-) -> Prediction:
+    found: Prediction, left: Collection[str], cluster: Cluster, batch: int, tables: Tables, gain: float = NOTHING,
+    away: Away = (),
+) -> Prediction:  # fmt: skip
     """The best of a plan and those with other cuts, buckets and exchanges, where these were left open and may gain that
-    share."""
+    share. `away`: what goes away in any case."""
     if "stages" in left and found.plan.pp > 1:
         found = _recut(found, cluster, batch, tables, gain)
     # Buckets hide communication; where there is next to nothing to hide, others are no better. But whole gradients, or
@@ -159,7 +163,7 @@ def refine(
     buckets = "bucket" in left and found.plan.replicated and found.plan.exchange not in rules.DECIDED
     if buckets and (found.exposed_comm_s > gain * found.step_s or (found.plan.zero > 1 and not found.fits)):
         sizes = [size for size in bucket_sizes(found.plan, tables.profile) if size != found.plan.bucket]
-        trials = [_predict(_other(found.plan, bucket=size), cluster, batch, tables) for size in sizes]
+        trials = [_predict(_other(found.plan, away, bucket=size), cluster, batch, tables) for size in sizes]
         found = best([found, *trials])
     if "exchange" in left and found.exposed_comm_s > gain * found.step_s:
         for other in other_exchanges(found.plan, tables.profile, cluster):
@@ -226,9 +230,9 @@ def _room(plan: Plan, cluster: Cluster) -> float:
     return usable(cluster) if plan.offload == "none" else math.inf
 
 
-def _other(plan: Plan, **changes: Any) -> Plan:
-    """A plan in which something is different; how much it offloads is then to be found out again."""
-    return replace(plan, away=(), **changes)
+def _other(plan: Plan, away: Away = (), **changes: Any) -> Plan:
+    """A plan in which something is different; how much it offloads is then to be found out again, unless it is said."""
+    return replace(plan, away=away, **changes)
 
 
 def _predict(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
