@@ -38,7 +38,7 @@ def exchanges(ranks: int) -> list[str]:
         "exchange=halving-doubling", "exchange=horovod", "exchange=p3", "exchange=bytescheduler", "exchange=pace",
         "exchange=dataparallel", "zero=1", "zero=2", "zero=3",
         # ZeRO-R as if memory were short: what the first blocks save, which is most of it, goes away and comes back.
-        "zero=3 bucket=4MiB offload=activations away=4",
+        "zero=3 offload=activations away=4",
     ]  # fmt: skip
     if ranks % 2 == 0 and ranks > 2:
         words += [f"exchange=hierarchical node={ranks // 2}", f"zero=3 shard={ranks // 2}"]
