@@ -60,7 +60,11 @@ class Ranges:
 
     def allowed(self, in_flight: Sequence[int], limit: float, batch_bytes: float = 0.0) -> NDArray[np.bool_]:
         """[stage, i, j]: whether a stage with so many micro-batches in flight stays within the limit."""
-        return np.stack([self.need(stage, in_flight, batch_bytes) <= limit for stage in range(len(in_flight))])
+        by_count: dict[int, NDArray[np.bool_]] = {}  # of most orders all stages have as many
+        for stage, held in enumerate(in_flight):
+            if held not in by_count:
+                by_count[held] = self.need(stage, in_flight, batch_bytes) <= limit
+        return np.stack([by_count[held] for held in in_flight])
 
 
 class Tables:
