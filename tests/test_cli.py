@@ -72,11 +72,12 @@ def test_commands_are_the_public_functions():
 
 def test_answers_print_and_have_json():
     from trainplan.bench.calibrate import answer as calibrated
-    from trainplan.report import answers, device, explain, influence, methods, movement, ran, roofline, staleness
+    from trainplan.report import answers, device, explain, influence, market, methods, movement, ran, roofline
+    from trainplan.report import staleness as stale
 
     for name in trainplan.COMMANDS:
         for returned in inspect.signature(getattr(api, name)).return_annotation.split(" | "):
-            rooms = (answers, calibrated, device, explain, influence, methods, movement, ran, roofline, staleness)
+            rooms = (answers, calibrated, device, explain, influence, market, methods, movement, ran, roofline, stale)
             (answer,) = {vars(room)[returned] for room in rooms if returned in vars(room)}
             assert dataclasses.is_dataclass(answer), name
             assert "__str__" in vars(answer), name

@@ -35,8 +35,8 @@ LEVELS: list[set[str]] = [
     {"solve", "search", "study"},
     {"bench", "report"},
     {
-        "__init__", "__main__", "api", "benches", "cli", "hardware", "methods", "movements", "run", "situation",
-        "starting", "studies",
+        "__init__", "__main__", "api", "benches", "cli", "hardware", "methods", "movements", "renting",
+        "run", "situation", "starting", "studies",
     },
 ]  # fmt: skip
 BESIDE = {
@@ -45,6 +45,7 @@ BESIDE = {
     ("api", "starting"), ("starting", "situation"), ("api", "hardware"), ("hardware", "situation"), ("__main__", "cli"),
     ("api", "studies"), ("api", "benches"), ("api", "methods"), ("methods", "situation"), ("methods", "starting"),
     ("studies", "movements"), ("studies", "situation"), ("movements", "situation"), ("movements", "starting"),
+    ("api", "renting"), ("renting", "situation"),
 }  # fmt: skip
 LEVEL = {room: number for number, level in enumerate(LEVELS) for room in level}
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from trainplan.version import VERSION as __version__
 
 COMMANDS = (
-    "profile", "cluster", "device", "roofline", "predict", "recommend", "explain", "run", "compare", "systems",
-    "timeline", "study", "calibrate",
+    "profile", "cluster", "device", "roofline", "predict", "recommend", "budget", "explain", "run", "compare",
+    "systems", "timeline", "study", "calibrate",
 )  # fmt: skip
 _WORKLOADS = {  # name → where it is
     "load": "trainplan.workload.load",
@@ -30,6 +30,7 @@ _ROOMS = ("profile", "cluster", "predict", "run")  # those that are modules too
 
 if TYPE_CHECKING:
     from trainplan.api import (
+        budget,
         build,
         calibrate,
         cluster,
@@ -98,6 +99,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "COMMANDS", "Batch", "Loss", "Workload", "__version__", "build", "calibrate", "cluster", "compare", "device",
-    "explain", "load", "predict", "profile", "recommend", "roofline", "run", "study", "systems", "timeline",
+    "COMMANDS", "Batch", "Loss", "Workload", "__version__", "budget", "build", "calibrate", "cluster", "compare",
+    "device", "explain", "load", "predict", "profile", "recommend", "roofline", "run", "study", "systems", "timeline",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from trainplan.errors import InputError, TrainplanError
 from trainplan.hardware import device as device
 from trainplan.hardware import roofline as roofline
 from trainplan.methods import check_method, choose
+from trainplan.renting import budget as budget
 from trainplan.situation import (
     Changes,
     can_run,

@@ -168,6 +168,28 @@ def recommend(
 
 
 @app.command()
+def budget(
+    model: Model,
+    deadline: Annotated[str | None, typer.Option(help="For all epochs, such as 12h: then the cheapest.")] = None,
+    budget: Annotated[float | None, typer.Option(help="USD for all epochs: then the fastest.")] = None,
+    epochs: Annotated[float, typer.Option(help="That are trained.")] = 1.0,
+    machines: Annotated[
+        str, typer.Option(help="8xA100-80,2x8xH100-SXM …; without it, 1 to 32 of every GPU that has a price.")
+    ] = "",
+    batch: Batch = None,
+    top: Annotated[int, typer.Option(help="How many machines to show.")] = 8,
+    profile: ProfileFile = None,
+    framework: Annotated[
+        str, typer.Option("--for", help="Only what it runs: fsdp, deepspeed, megatron, torchtitan, lightning.")
+    ] = "",
+    set: Set = [],  # noqa: B006
+    json: Json = False,
+) -> None:
+    """What to rent: the cheapest within a deadline, or the fastest within a budget."""
+    _answer(json, api.budget, model, deadline, budget, epochs, machines, batch, top, profile, framework, set)
+
+
+@app.command()
 def explain(
     model: Model,
     plan: Plan,

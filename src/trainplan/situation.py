@@ -127,7 +127,7 @@ def situation(
     if batch is not None and batch < 1:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
     known: Any = profile
-    if known is None and (isinstance(model, Profile) or _is_profile(model)):
+    if known is None and (isinstance(model, Profile) or is_profile(model)):
         known = model
     if known is not None and given:
         why = "a profile was made with inputs, loss and optimizer, and cannot take others"
@@ -172,7 +172,8 @@ def made_in_python(model: Any, given: Mapping[str, Any] = {}, runs: bool = False
     return made
 
 
-def _is_profile(model: Any) -> bool:
+def is_profile(model: Any) -> bool:
+    """Whether it is the name of a saved profile."""
     return isinstance(model, Path) or (isinstance(model, str) and model.endswith(".json") and ":" not in model)
 
 
