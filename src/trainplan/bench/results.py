@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import exp, log
 from pathlib import Path
+from statistics import median
 
 from trainplan import files
 from trainplan.bench.cases import Conditions
@@ -94,6 +96,28 @@ class Outcome:
 
     def save(self, path: str | Path) -> None:
         files.write(path, "bench", files.to_json(replace(self, at="")))
+
+
+def steadied(outcome: Outcome) -> Outcome:
+    """A case whose candidates can be held against each other: their speeds of the machine lie closer together.
+
+    How fast it was while a candidate ran is told by the reference kernel, which is itself measured, with an error about
+    as large as what it tells: programs that are the same under two names are nearest to each other when half of what
+    sets a candidate's kernel apart from the others' is believed (`tests/bench/test_scores.py`). What all have in common
+    stays: seconds are at the speed that the machine had when the profile was made.
+    """
+    ways = {r.asked: log((1 + r.row.error) / (1 + r.row.raw_error)) for r in outcome.results if r.row is not None}
+    if not ways:
+        return outcome
+    usual = median(ways.values())
+
+    def told(result: Result) -> Result:
+        if result.row is None:
+            return result
+        seconds = result.row.measured_s / exp((usual + ways[result.asked]) / 2)
+        return replace(result, row=replace(result.row, error=result.row.predicted_s / seconds - 1))
+
+    return replace(outcome, results=tuple(map(told, outcome.results)))
 
 
 def load(path: str | Path) -> Outcome:

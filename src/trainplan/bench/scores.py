@@ -8,7 +8,8 @@ the noise floor being the median of the case's candidates. Three ways to pick ar
     thesis     the least by its equations 5.1, 6.1 and 6.2, of what it has an equation for and did not run out of memory
     constant   "always X; where that does not run, Y …": the order that is best over all these cases, known afterwards
 
-Seconds are at the speed that the machine had when the profile was made, as its reference kernel tells. Workers of
+Seconds are at the speed that the machine had when the profile was made, as its reference kernel tells: of candidates
+that are held against each other by halves (`results.steadied`). Workers of
 asynchronous servers do other training in a step, so they are in no contest; their errors are told like any other's.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from trainplan.bench.results import Outcome, Result
+from trainplan.bench.results import Outcome, Result, steadied
 from trainplan.plan.served import ASYNCHRONOUS
 from trainplan.plan.text import parse
 
@@ -180,7 +181,7 @@ def constant_rule(cases: Sequence[dict[str, float]]) -> list[str]:
 def _contests(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, list[Result]]]:
     """Cases with their candidates that do the same training, where two of them ran."""
     found = []
-    for outcome in outcomes:
+    for outcome in map(steadied, outcomes):
         alike = [r for r in outcome.results if not r.plan or parse(r.plan).exchange not in ASYNCHRONOUS]
         if sum(result.measured_s is not None for result in alike) > 1:
             found.append((outcome, alike))

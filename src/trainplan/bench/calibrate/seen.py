@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 
 from trainplan.bench.believed import believed
-from trainplan.bench.results import Outcome, Result
+from trainplan.bench.results import Outcome, Result, steadied
 from trainplan.bench.row import Row
 from trainplan.cluster.cluster import Cluster, Device
 from trainplan.errors import InputError, TrainplanError
@@ -76,7 +76,7 @@ def gather(outcomes: Sequence[Outcome], cluster: Cluster | None = None) -> Gathe
         raise InputError(f"calibrate --cluster {cluster.name}", why, "the cluster file that is beside the results")
     runs, failed = list[Seen](), Counter[str]()
     for outcome, profile in own:
-        for result in outcome.ran:
+        for result in steadied(outcome).ran:
             try:
                 plan = resolve(parse(result.plan), profile, cluster, outcome.batch)
                 replay = Replay(plan, profile, cluster, outcome.batch)
