@@ -35,13 +35,16 @@ def bench_run(
     seconds: float = 10.0,
     quick: bool = False,
     minutes: float = 0.0,
+    hard: bool = False,
 ) -> Benched:
     """Measure the suite: its data sets × networks × systems × numbers of workers, predicted and run.
 
     Everything that is not said is all there is. Called again with the same folder, it goes on where it stopped;
-    `minutes` is how long one call may take (0: until it is done). `workload`: others than the suite's.
+    `minutes` is how long one call may take (0: until it is done). `workload`: others than the suite's. `hard`: only the
+    cases of the suite in which it matters what is chosen (slow link, uneven workers, little memory).
     """
     from trainplan.bench.cases import RECOMMENDED, Conditions, cases, whole_numbers
+    from trainplan.bench.cases import hard as hard_cases
     from trainplan.bench.cases import systems as known
     from trainplan.report.lines import command
     from trainplan.units import parse_bytes, parse_rate, parse_seconds
@@ -56,7 +59,11 @@ def bench_run(
     if delay and not link:
         raise InputError(f"--delay {delay}", "it is a link that is late, and none is asked for", "--link 1Gbit/s")
     counts = whole_numbers("workers", _words(workers))
+    if hard and (networks or datasets or workload or conditions != Conditions()):
+        why = "these are cases of their own, with workloads and conditions of their own"
+        raise InputError("--hard with other workloads or conditions", why, "--hard --workers 4 --systems ddp,dapple")
     chosen = cases(_words(networks), _words(datasets), list(workload), counts, conditions, batch)
+    chosen = hard_cases(counts, batch) if hard else chosen
     picks = [word for word in _words(systems) if word == RECOMMENDED]
     named = [word for word in _words(systems) if word != RECOMMENDED]
     wanted = [*(known(named) if named else ()), *picks]
@@ -66,6 +73,7 @@ def bench_run(
         "slices": slices or "", "steps": steps, "rounds": rounds,
     }  # fmt: skip
     typed = command("bench run", out=Path(out).name, **options).replace("'bench run'", "bench run")
+    typed += " --hard" if hard else ""
     from trainplan.bench.answers import Benched
     from trainplan.bench.slices import sliced
     from trainplan.bench.suite import Effort, Suite
@@ -79,7 +87,8 @@ def bench_run(
         )  # fmt: skip
         outcomes = suite.run()
     again = typed if suite.unfinished else f"trainplan bench accuracy {out}"
-    return Benched(tuple(outcomes), out, suite.unfinished, again)
+    left_out = tuple(f"{name}: {error}" for name, error in suite.left_out.items())
+    return Benched(tuple(outcomes), out, suite.unfinished, again, left_out)
 
 
 def bench_accuracy(results: Sequence[str], picture: Sequence[str] = (), again: bool = False) -> Scored:

@@ -368,12 +368,13 @@ def bench_run(
     seconds: Annotated[float, typer.Option(help="Of timing for a profile.")] = 10.0,
     quick: Annotated[bool, typer.Option("--quick", help="Probe workers less, or not where they were before.")] = False,
     minutes: Annotated[float, typer.Option(help="That this call may take; 0: as long as it takes.")] = 0.0,
+    hard: Annotated[bool, typer.Option("--hard", help="Only cases in which it matters what is chosen.")] = False,
     json: Json = False,
 ) -> None:
     """Predict and run every system on every workload; goes on where it stopped."""
     answer = _answer(
         json, api.bench_run, out, networks, datasets, workload, systems, workers, batch, memory, link, delay, uneven,
-        slices, steps, rounds, seconds, quick, minutes,
+        slices, steps, rounds, seconds, quick, minutes, hard,
     )  # fmt: skip
     if answer.unfinished:
         raise typer.Exit(UNFINISHED)

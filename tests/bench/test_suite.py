@@ -15,16 +15,19 @@ from trainplan import api, cli, files
 from trainplan.bench import suite as suite_module
 from trainplan.bench.accuracy import Compared
 from trainplan.bench.answers import Benched
-from trainplan.bench.cases import NETWORKS, Conditions, candidates, cases, systems
+from trainplan.bench.cases import HARD, NETWORKS, Case, Conditions, candidates, cases, hard, systems
 from trainplan.bench.limit import UNFINISHED
 from trainplan.bench.results import OUT_OF_MEMORY, Outcome, load, read
-from trainplan.bench.suite import Effort, Suite, reason
+from trainplan.bench.suite import Effort, Suite, reason, tightened
 from trainplan.bench.uneven import described, uneven
 from trainplan.cluster.parse import cluster
 from trainplan.errors import InputError, RunError
 from trainplan.plan.systems import SYSTEMS
+from trainplan.plan.text import parse
+from trainplan.predict.predict import predict
 from trainplan.profile.measure import measure
 from trainplan.profile.profile import Profile
+from trainplan.solve.resolve import resolve
 from trainplan.workload.datasets import DATASETS
 from trainplan.workload.load import load as load_workload
 
@@ -50,6 +53,48 @@ def test_the_suite_is_every_network_on_every_data_set_and_a_family_of_gpts() -> 
         cases(["gpt-tiny"], ["mnist"])
     with pytest.raises(InputError, match="resnet18"):
         cases(["resnet81"])
+
+
+def test_hard_cases_are_three_conditions_on_three_networks() -> None:
+    found = hard([4, 8])
+    assert len({case.file for case in found}) == len(found) == 18
+    assert {str(case.conditions) for case in found} == set(map(str, HARD))
+    assert {(case.network, case.dataset) for case in found} >= {("vgg11", "cifar10"), ("gpt-tiny", "text")}
+    for case in found:
+        assert load_workload(case.workload).batch >= 8
+    with pytest.raises(InputError, match="cases of their own"):
+        api.bench_run(hard=True, uneven=2)
+
+
+def test_tight_memory_is_a_share_of_what_a_replica_takes(profile) -> None:
+    """However much a process takes by itself: that many bytes of tensors fit, and a replica's do not."""
+    case = Case("gpt", "text", TINY, 2, Conditions(tight=0.6))
+    plain = cluster("2xcpu")
+    node = plain.nodes[0]
+    for context in (0, 10**9):
+        there = replace(
+            plain, nodes=(replace(node, devices=tuple(replace(d, context_bytes=context) for d in node.devices)),)
+        )
+        within = tightened(there, profile, case)
+        whole, held = (predict(resolve(parse("dp=2"), profile, c, 4), profile, c, 4) for c in (there, within))
+        assert whole.fits
+        assert not held.fits
+        assert held.limit_bytes == pytest.approx(context + 0.6 * held.peak.bytes, abs=2)
+    assert suite_module._file(case, "cluster") != suite_module._file(replace(case, workload="other"), "cluster")
+    assert suite_module._file(case, "profile") == suite_module._file(replace(case, conditions=Conditions()), "profile")
+
+
+def test_what_cannot_be_made_here_is_left_out_and_said(tmp_path, monkeypatch) -> None:
+    def cannot(case):
+        raise RunError("a slow link", "it needs root", "sudo")
+
+    monkeypatch.setattr(suite_module, "workers_of", cannot)
+    suite = Suite([Case("gpt", "text", TINY, 2)], tmp_path, ["single"], Effort(), 1.0, "", lambda what, share: None)
+    with pytest.raises(RunError, match="needs root"):  # there is nothing else
+        suite.run()
+    assert list(suite.left_out) == [f"{TINY} x2"]
+    told = str(Benched((), "out", False, "next", ("a case: why not",)))
+    assert "left out a case: why not" in told
 
 
 def test_candidates_are_the_systems_that_run(monkeypatch) -> None:
@@ -124,7 +169,7 @@ def test_what_ran_and_what_failed_are_results_and_are_not_measured_again(tmp_pat
     assert not suite.unfinished
     assert {r.asked for r in outcome.results} == {"single", "ddp dp=2", "preload dp=2", "hsdp dp=2"}
     assert {r.asked for r in outcome.ran} == {"single", "ddp dp=2", "preload dp=2"}
-    assert "nothing to share out" in next(r.failure for r in outcome.results if r.system == "hsdp")
+    assert "not two groups of two" in next(r.failure for r in outcome.results if r.system == "hsdp")
     ddp = outcome.known("ddp dp=2")
     assert ddp
     assert ddp.row

@@ -23,6 +23,7 @@ class Benched:
     folder: str
     unfinished: bool
     again: str  # the command that goes on, or looks at the results
+    left_out: tuple[str, ...] = ()  # cases that cannot be made here, and why
 
     def __str__(self) -> str:
         rows = [_case(outcome) for outcome in self.outcomes if outcome.results]
@@ -30,8 +31,9 @@ class Benched:
         lines = [table(headers, rows, lines=True), ""] if rows else []
         failures = [(o.name, r.asked, r.failure) for o in self.outcomes for r in o.results if r.failure]
         lines += [f"{name}: {asked}: {why}" for name, asked, why in failures]
-        lines += [""] * bool(failures)
-        left = sum(not outcome.results for outcome in self.outcomes)
+        lines += [f"left out {why}" for why in self.left_out]
+        lines += [""] * bool(failures or self.left_out)
+        left = sum(not outcome.results for outcome in self.outcomes) - len(self.left_out)
         if self.unfinished:
             lines.append(f"time is up, and {some(left, 'case')} not begun; to go on:")
         else:
@@ -40,7 +42,7 @@ class Benched:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "folder": self.folder, "unfinished": self.unfinished, "next": self.again,
+            "folder": self.folder, "unfinished": self.unfinished, "next": self.again, "left_out": list(self.left_out),
             "cases": [files.to_json(outcome) for outcome in self.outcomes],
         }  # fmt: skip
 

@@ -43,9 +43,12 @@ class Conditions:
     delay_s: float = 0.0  # of that link
     uneven: int = 1  # how many times slower the last half of the workers computes
     slices: int = 0  # of one GPU, a worker each; 0: cores
+    # Of the bytes that tensors of `dp=WORKERS` take on a worker, the share that there is room for; 0: all there is.
+    tight: float = 0.0
 
     def __str__(self) -> str:
         words = [f"{gib(self.memory)} a worker"] if self.memory else []
+        words += [f"room for {self.tight:.0%} of a replica"] if self.tight else []
         if self.link:
             late = f", {significant(1e3 * self.delay_s)} ms late" if self.delay_s else ""
             words.append(f"a link of {significant(8 * self.link / 1e9)} Gbit/s{late}")
@@ -77,6 +80,27 @@ class Case:
         'gpt-layers-2-hidden-8-x2-1.00-GiB-a-worker.json'
         """
         return re.sub(r"[^A-Za-z0-9.]+", "-", self.name) + ".json"
+
+
+# Where no one system is best: sums are slow, half of the workers are, or replicas do not fit (nor do those that share
+# out their states; pipelines do).
+HARD = (Conditions(link=125e6, delay_s=1e-3), Conditions(uneven=2), Conditions(tight=0.6))
+HARD_NETWORKS = ("vgg11:cifar10", "mobilenetv2:cifar10", GPTS["gpt-tiny"])
+
+
+def hard(workers: Sequence[int], batch: int = 0) -> list[Case]:
+    """The cases of the suite in which it matters what is chosen.
+
+    >>> [case.name for case in hard([4])][:3]  # doctest: +NORMALIZE_WHITESPACE
+    ['vgg11:cifar10 x4, a link of 1.00 Gbit/s, 1.00 ms late', 'vgg11:cifar10 x4, half of them 2 times slower',
+     'vgg11:cifar10 x4, room for 60% of a replica']
+    """
+    found = []
+    for name in HARD_NETWORKS:
+        network, _, data = name.partition(":")
+        known = ("gpt-tiny", TEXT) if network == "gpt" else (network, data)
+        found += [Case(*known, _sized(name, batch), count, one) for count in workers for one in HARD]
+    return found
 
 
 def cases(

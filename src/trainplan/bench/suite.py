@@ -28,13 +28,15 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.probe.launch import Place
 from trainplan.cluster.probe.probe import probe
 from trainplan.errors import TrainplanError
-from trainplan.plan.text import text
+from trainplan.plan.text import parse, text
 from trainplan.predict.by_equations import by_equations
+from trainplan.predict.predict import MEMORY_MARGIN, predict
 from trainplan.profile import machine
 from trainplan.profile.measure import measure
 from trainplan.profile.profile import Profile
 from trainplan.search.recommend import recommend
 from trainplan.solve.limits import limited
+from trainplan.solve.resolve import resolve
 from trainplan.units import gib, seconds
 from trainplan.workload.load import load as load_workload
 
@@ -66,6 +68,7 @@ class Suite:
         self.planned = sum(self._left(case, known) for case, known in zip(cases, self.outcomes, strict=True))
         self.done, self.began = 0, time.monotonic()
         self.unfinished = False
+        self.left_out: dict[str, TrainplanError] = {}  # cases whose conditions cannot be made here, and why
 
     def run(self) -> list[Outcome]:
         """All that is left, as far as time allows."""
@@ -74,6 +77,8 @@ class Suite:
                 before = self.done + self._left(case, self.outcomes[place])
                 self.outcomes[place] = self._measured(case, self.outcomes[place])
                 self.done = before
+        if len(self.left_out) == len(self.cases) > 0:
+            raise next(iter(self.left_out.values()))
         return self.outcomes
 
     def _begun(self, case: Case) -> Outcome:
@@ -104,7 +109,12 @@ class Suite:
     def _measured(self, case: Case, outcome: Outcome) -> Outcome:
         """A case with all that can be known of it, written as soon as it is."""
         outcome = outcome.put([])
-        with workers_of(case) as place:
+        with ExitStack() as stack:
+            try:
+                place = stack.enter_context(workers_of(case))
+            except TrainplanError as error:
+                self.left_out[case.name] = error
+                return outcome
             try:
                 cluster, profile = self._believed(case, place)
             except (TrainplanError, RuntimeError) as error:
@@ -140,15 +150,18 @@ class Suite:
             quick = self.effort.quick
             found = probe(case.workers, self.device, quick=quick, refresh=not quick, place=place)
             cluster = described(limited(found, case.conditions.memory or None), case.conditions.uneven)
-            cluster.save(kept_cluster)
         if kept_profile.exists():
-            return cluster, Profile.load(kept_profile)
-        self._tell(f"{case.name}: profiling")
-        profile = measure(
-            load_workload(case.workload), device=self.device, seconds=self.effort.profile_s,
-            memory=case.conditions.memory or None,
-        )  # fmt: skip
-        profile.save(kept_profile)
+            profile = Profile.load(kept_profile)
+        else:
+            self._tell(f"{case.name}: profiling")
+            profile = measure(
+                load_workload(case.workload), device=self.device, seconds=self.effort.profile_s,
+                memory=case.conditions.memory or None,
+            )  # fmt: skip
+            profile.save(kept_profile)
+        if not kept_cluster.exists():
+            cluster = tightened(cluster, profile, case) if case.conditions.tight else cluster
+            cluster.save(kept_cluster)
         return cluster, profile
 
     def _predicted(
@@ -197,8 +210,8 @@ class Suite:
     def _run(self, compared: Compared, case: Case, cluster: Cluster) -> str:
         """One round of a candidate; why it failed, if it did."""
         try:
-            if self.device == "cuda" and case.conditions.memory:
-                rest = case.conditions.memory - cluster.device(0).context_bytes
+            if self.device == "cuda" and (case.conditions.memory or case.conditions.tight):
+                rest = cluster.device(0).memory_bytes - cluster.device(0).context_bytes
                 if compared.plan.world > 1:
                     pool(compared.plan.world).run(_hold_to, rest)
                 else:
@@ -223,9 +236,18 @@ def _row(result: Result, compared: Compared) -> Result:
 
 def _file(case: Case, what: str) -> str:
     """The name of the file of a case's cluster, or of its workload's profile, which other numbers of workers share."""
-    alike = replace(case.conditions, uneven=1, link=0.0, delay_s=0.0)
-    named = replace(case, workload="workers") if what == "cluster" else replace(case, workers=1, conditions=alike)
+    alike = replace(case.conditions, uneven=1, link=0.0, delay_s=0.0, tight=0.0)
+    whose = f"workers of {case.workload}" if case.conditions.tight else "workers"
+    named = replace(case, workload=whose) if what == "cluster" else replace(case, workers=1, conditions=alike)
     return f"{named.file.removesuffix('.json')}.{what}.json"
+
+
+def tightened(cluster: Cluster, profile: Profile, case: Case) -> Cluster:
+    """The workers of a case with room for a share of what a replica's tensors take, beside what a process takes."""
+    plan = resolve(parse(f"dp={case.workers}"), profile, cluster, load_workload(case.workload).batch)
+    found = predict(plan, profile, cluster, load_workload(case.workload).batch)
+    context = found.peak_bytes - found.peak.bytes
+    return limited(cluster, int((context + case.conditions.tight * found.peak.bytes) / (1 - MEMORY_MARGIN)))
 
 
 def reason(error: BaseException) -> str:
