@@ -36,7 +36,6 @@ GRACE = 45.0  # seconds that a part may take beyond its limit: one measurement, 
 PACKED = 5.0  # seconds between two looks whether anything has changed
 LEAST = 40.0  # seconds with which it is worth to begin a part
 TAIL = 4000  # characters of a part's output that are kept
-SUITE_SYSTEMS = "single,ddp,horovod,zero1,zero3,ps-bsp,gpipe,torchgpipe-as-found,dapple,chimera,zb-h1"  # one a family
 CPU_WORKLOADS = ["gpt:layers=6,hidden=256,heads=4,seq=128,vocab=1024", "resnet18:cifar10"]
 
 
@@ -82,15 +81,6 @@ def parts(quick: bool) -> list[Part]:
         Part("h", "exchanges by themselves", command(exchanges, "exchanges-alone", *probed), 300),
         Part("i", "overlap on a slow link", command("overlap.py", "overlap", *overlapping), 200, "link", limited=False),
     ]
-    tiny = ("--workers", "2", "--systems", "single,ddp", "--steps", "1", "--rounds", "1", "--seconds", "0.5", "--quick")
-    chosen = tiny if quick else ("--workers", "4", "--systems", SUITE_SYSTEMS)
-    plain = ("--networks", "vgg11,mobilenetv2,resnet18,gpt-tiny", "--datasets", "mnist,cifar10,text")
-    capped = ("--networks", "vgg11,resnet50", "--datasets", "imagenet,highres", "--memory", "24GB", *slices)
-    found += [
-        Part("k", "hard cases of the suite", ("suite.py", "--hard", *chosen, "--out", "{out}/suite-hard"), 500),
-        Part("l", "the suite on cores", ("suite.py", *plain, *chosen, "--out", "{out}/suite-cores"), 500),
-        Part("m", "the suite on slices", ("suite.py", *capped, *chosen, "--out", "{out}/suite-gpu"), 500, "gpu"),
-    ]
     if (HERE / "preload.py").exists():
         found.append(Part("j", "loading ahead", command("preload.py", "preload", *rounds), 200))
     return [*found, *suites(quick)]
@@ -110,6 +100,8 @@ def suites(quick: bool) -> list[Part]:
         chosen = ("--networks", networks, "--datasets", datasets, "--systems", systems, "--minutes", minutes)
         return ("-m", "trainplan", "bench", "run", "--out", f"{{out}}/suite-{name}", *chosen, *effort, *words)
 
+    hard = ("-m", "trainplan", "bench", "run", "--out", "{out}/suite-hard", "--hard", "--workers", count)
+    hard = (*hard, "--systems", systems, "--minutes", minutes, *effort)
     few, cores, uneven = ("--workers", count), "2" if quick else "2,4,8", ("--uneven", "2")
     measured = ("-m", "trainplan", "device", "measure", "--minutes", "4.5", "-o", "{out}/device.json")
     return [
@@ -121,6 +113,7 @@ def suites(quick: bool) -> list[Part]:
             "o", "suite on slices",
             suite("slices", "imagenet,highres", *few, "--slices", count, "--memory", "24GB"), 540, "gpu", limited=False,
         ),
+        Part("p", "hard cases, little memory among them", hard, 540, limited=False),
     ]  # fmt: skip
 
 
