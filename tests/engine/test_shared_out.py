@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.engine import jobs
-from tests.engine.test_bytes import LOOPBACK, carried, loopback
+from tests.engine.test_bytes import DEVICES, carried, carried_by
 from trainplan.bench.pool import pool
 from trainplan.engine.trainer import Trainer, build
 from trainplan.plan.plan import Plan, plan
@@ -90,13 +90,13 @@ def stepping(rank: int, world: int, zero: int) -> tuple[int, int, int]:
     for _ in range(2):  # DDP has its own buckets in the first
         trainer.step(batch)
     dist.barrier()
-    before, began = loopback(), time.perf_counter()
+    before, began = carried_by(), time.perf_counter()
     dist.barrier()
     trainer.step(batch)
     dist.barrier()
-    after = loopback()
+    after = carried_by()
     time.sleep(time.perf_counter() - began)
-    beside = loopback() - after
+    beside = carried_by() - after
     said = int(sent_by_rank(trainer.program(SAMPLES)).sum())
     dist.barrier()
     trainer.close()
@@ -108,8 +108,8 @@ def stepping(rank: int, world: int, zero: int) -> tuple[int, int, int]:
 def test_a_step_sends_what_formula_and_program_say(zero: int) -> None:
     """Ψ bytes of gradients and of weights go round: 2Ψ a step, as in plain data parallelism, and 3Ψ under zero=3, but
     for the weights that forward ends with and backward begins with. Each time (N − 1)/N of it for each of N ranks."""
-    if not LOOPBACK.exists():
-        pytest.skip(f"{LOOPBACK} cannot be read")
+    if not DEVICES.exists():
+        pytest.skip(f"{DEVICES} cannot be read")
     world, layer = 2, 4 * (WIDTH * WIDTH + WIDTH)
     formula = (world - 1) * (5 if zero == 3 else 4) * layer
 
