@@ -211,6 +211,21 @@ def clock(name: str) -> str:
     return "\n".join(lines)
 
 
+def searches(name: str) -> str:
+    """How a search grows with devices and layers, from a file of benchmarks/searches.py."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    lines = [
+        f"One core of: {data['machine']}, {data['made']}: `{data['command']}`",
+        "",
+        "| devices | layers | plans | cannot fit | simulated | may have a place | may be better by | s of one core |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in data["grow"]:
+        counts = " | ".join(f"{row[key]:,}" for key in ("devices", "layers", "plans", "too_big", "simulated", "left"))
+        lines.append(f"| {counts} | {row['gap']:.1%} | {row['seconds']:.2f} |")
+    return "\n".join(lines)
+
+
 def published(name: str) -> str:
     """Published step times against predictions, from a file of `trainplan bench published`."""
     data = json.loads((DATA / f"{name}.json").read_text())
@@ -331,7 +346,7 @@ def rewritten(text: str) -> str:
         "systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
         "exchanges": exchanges, "overlap": overlap, "preload": preload, "published": published,
         "cpu_to_gpu": cpu_to_gpu, "staleness": staleness, "movement": movement, "estimates": estimates,
-        "influence": influence,
+        "influence": influence, "searches": searches,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:

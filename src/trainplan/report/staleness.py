@@ -9,6 +9,7 @@ from trainplan import files
 from trainplan.report.picture import blank, save
 from trainplan.report.table import number, table
 from trainplan.study.staleness import Middle, Reached, middles
+from trainplan.units import some
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Staleness:
         rows, parts = middles(self.found), []
         for task, target in self.targets.items():
             own = [row for row in rows if row.task == task]
-            parts.append(f"{task}: epochs to {target:.0%} of what was held out, median of {own[0].seeds} seeds")
+            parts.append(f"{task}: epochs to {target:.0%} of what was held out, median of {some(own[0].seeds, 'seed')}")
             headers = ["rule", ">workers", ">epochs", ">least", ">most", ">reached", ">staleness", ">speed-up"]
             parts += [table(headers, [_cells(row) for row in own], lines=True), ""]
         parts.append("staleness: updates that the weights of a push lacked; speed-up: of the time to that accuracy, if")
