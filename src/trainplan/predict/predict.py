@@ -155,8 +155,8 @@ def predict(
     return Prediction(
         plan=plan, fits=roomy and all(u <= limit for u, limit in zip(used, limits, strict=True)), step_s=step_s,
         samples_per_s=batch / step_s, epoch_s=epoch_s, peak_bytes=used[worst], peak=found[worst],
-        limit_bytes=limits[worst], bubble=_idle(float(busy.sum()), program.world * step_s),
-        exposed_comm_s=max(0.0, step_s - unhindered), compute_s=float(busy.max()),
+        limit_bytes=limits[worst], bubble=_rest(float(busy.sum()), program.world * step_s),
+        exposed_comm_s=step_s * _rest(unhindered, step_s), compute_s=float(busy.max()),
         mfu=arithmetic.share, mfu_note=arithmetic.note, price_per_epoch=price or None,
         profile=f"{profile.kind}{scaled}, {'compiled' if profile.compiled else 'eager'}",
         error=beyond(plan, profile, batch)
@@ -228,13 +228,13 @@ def _by_push(played: Played) -> float:
     return by_push([played.end[pushes & (program.pipeline == worker)] for worker in workers])
 
 
-def _idle(busy: float, whole: float) -> float:
-    """Share of device-seconds without compute; rounding leaves a trace where there is none.
+def _rest(part: float, whole: float) -> float:
+    """Share of a whole beside a part of it; rounding leaves a trace where there is none.
 
-    >>> _idle(3.0 - 4e-16, 3.0), _idle(1.0, 4.0)
+    >>> _rest(3.0 - 4e-16, 3.0), _rest(1.0, 4.0)
     (0.0, 0.75)
     """
-    share = 1.0 - busy / whole
+    share = 1.0 - part / whole
     return share if share > 1e-12 else 0.0
 
 
