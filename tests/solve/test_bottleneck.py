@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainplan.errors import PlanError
-from trainplan.solve.partition.bottleneck import bottleneck, slowest
+from trainplan.solve.partition.bottleneck import Room, bottleneck, least_limit, slowest
 
 P1 = [4, 2, 7, 1, 3, 5]
 P2 = [1, 1, 1, 1, 8, 2]
@@ -88,6 +88,28 @@ def test_equals_brute_force_gpipe():
             assert all(i < j and allowed[s, i, j] for s, (i, j) in enumerate(bounds)), case
             assert value(times, traffic, cuts) == expected, case
     assert 20 < impossible < 300  # both answers were put to the test
+
+
+def test_a_room_says_what_its_mask_does():
+    """Bytes that are looked up as they are asked for, and a table of all of them: the same cuts."""
+    rng, impossible = np.random.default_rng(3), 0
+    for _ in range(200):
+        blocks = int(rng.integers(2, 9))
+        stages = int(rng.integers(1, blocks + 1))
+        times, traffic = rng.integers(1, 9, blocks), rng.integers(1, 5, blocks)
+        fixed, each = (rng.integers(0, 9, (blocks + 1, blocks + 1)).astype(float) for _ in range(2))
+        step = np.cumsum(rng.integers(0, 4, (blocks + 1, blocks + 1)), axis=1).astype(float)  # grows with every block
+        held = rng.integers(1, 4, stages)
+        room = Room(fixed, each, step, held, 1.0, float(rng.integers(6, 30)))
+        mask = np.stack([np.maximum(fixed + count * each, step) + room.always <= room.limit for count in held])
+        slack = float(rng.choice([0.0, 0.25]))
+        cuts = bottleneck(times, stages, traffic, room, slack)
+        assert cuts == bottleneck(times, stages, traffic, mask, slack)
+        impossible += cuts is None
+        least = least_limit(stages, room)
+        assert (cuts is None) == (room.limit < least)
+        assert bottleneck(times, stages, traffic, room._replace(limit=least)) is not None
+    assert 20 < impossible < 180
 
 
 def test_no_mask_means_everything_is_allowed():

@@ -42,7 +42,7 @@ from trainplan.solve.exchange import FASTER, bucket_sizes, check_bucket, on_node
 from trainplan.solve.least import Least
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.offload import offloaded, refuse_too_little
-from trainplan.solve.partition.bottleneck import bottleneck
+from trainplan.solve.partition.bottleneck import bottleneck, least_limit
 from trainplan.solve.partition.choice import counts, partitioned, refuse
 from trainplan.solve.partition.instance import instance, on
 from trainplan.solve.partition.ranges import Tables, in_flight
@@ -268,16 +268,14 @@ def cuts(plan: Plan, cluster: Cluster, batch: int, tables: Tables, limit: float,
             tables.free[key] = bottleneck(pace, stages, ranges.traffic, slack=slack) or ()
         if ranges.fits(tables.free[key], held, limit / shared, batch_bytes):
             return tables.free[key]
-        allowed = ranges.allowed(held, limit / shared, batch_bytes)
-        return bottleneck(pace, stages, ranges.traffic, allowed, slack)
+        return bottleneck(pace, stages, ranges.traffic, ranges.room(held, limit / shared, batch_bytes), slack)
 
     found = within(limit)
     if found is not None:
         return found
     low, high = 0.0, shared * float(ranges.fixed.max() + max(held) * ranges.each.max() + batch_bytes)
-    found = within(high) or ()
+    least = least_limit(stages, ranges.room(held, 0.0, batch_bytes))
     while high - low > 0.01 * high:
         middle = (low + high) / 2
-        trial = within(middle)
-        low, high, found = (middle, high, found) if trial is None else (low, middle, trial)
-    return found
+        low, high = (low, middle) if middle / shared >= least else (middle, high)
+    return within(high) or ()

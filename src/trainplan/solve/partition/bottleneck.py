@@ -21,6 +21,7 @@ for the earliest cuts, so that the answer is always the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -32,17 +33,37 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
+class Room(NamedTuple):
+    """Which blocks a stage may hold, by bytes: i ≤ b < j where max(fixed[i, j] + held · each[i, j], step[i, j]) and
+    what is always there stay within a limit. A table for every stage would be as large as all of these together, for
+    hundreds of stages and blocks; and few of its entries are ever looked at: where the bytes of a step, which only grow
+    with every block, are too many, no longer run needs to be."""
+
+    fixed: Floats  # [i, j]
+    each: Floats  # [i, j] of every micro-batch in flight
+    step: Floats  # [i, j] never less for a longer run
+    held: NDArray[np.int64]  # micro-batches in flight, of every stage
+    always: float
+    limit: float
+
+
+_BYTE = 1.0  # sums of bytes may be off by a fraction of one
+EVERYTHING = np.ones((1, 1, 1), dtype=np.bool_)
+_NONE = np.zeros((1, 1))
+_NOTHING = Room(_NONE, _NONE, _NONE, np.zeros(1, dtype=np.int64), 0.0, 0.0)
+
+
 def bottleneck(
     seconds: Sequence[float] | Floats,
     stages: int,
     traffic: Sequence[float] | Floats = (),
-    allowed: Bools | None = None,
+    allowed: Bools | Room | None = None,
     slack: float = 0.0,
 ) -> tuple[int, ...] | None:
     """The first block of every stage but the first; None where nothing is allowed.
 
     `traffic[j]` is what crosses the cut after block j. `allowed[s, i, j]` says whether stage s may hold the blocks
-    i ≤ b < j (its memory); without it every stage may hold any.
+    i ≤ b < j (its memory), or a `Room` does; without it every stage may hold any.
     """
     times = np.asarray(seconds, dtype=np.float64)
     blocks = len(times)
@@ -52,9 +73,9 @@ def bottleneck(
     if len(traffic):
         crossing[1:blocks] = np.asarray(traffic, dtype=np.float64)[: blocks - 1]
     until = np.concatenate([[0.0], np.cumsum(times)])
-    if allowed is None:
-        allowed = np.ones((1, 1, 1), dtype=np.bool_)
-    possible, cuts = _cuts(until, stages, crossing, allowed, slack)
+    room = allowed if isinstance(allowed, Room) else _NOTHING
+    mask = EVERYTHING if allowed is None or isinstance(allowed, Room) else allowed
+    possible, cuts = _cuts(until, stages, crossing, mask, room, slack)
     return tuple(int(cut) for cut in cuts) if possible else None
 
 
@@ -67,11 +88,55 @@ def slowest(seconds: Sequence[float] | Floats, cuts: tuple[int, ...]) -> float:
     return float(np.add.reduceat(np.asarray(seconds, dtype=np.float64), [0, *cuts]).max())
 
 
+def least_limit(stages: int, room: Room) -> float:
+    """The smallest limit within which there is any partition, whatever the room's own is.
+
+    >>> bytes_ = np.array([[0.0, 3.0, 5.0, 9.0], [0.0, 0.0, 2.0, 6.0], [0.0, 0.0, 0.0, 4.0], [0.0] * 4])
+    >>> least_limit(2, Room(bytes_, 0 * bytes_, bytes_, np.array([1, 1]), always=10.0, limit=0.0))
+    15.0
+    """
+    return float(_least(len(room.fixed) - 1, stages, room))
+
+
 @njit(cache=True)
-def _cuts(until: Floats, stages: int, traffic: Floats, allowed: Bools, slack: float) -> tuple[bool, NDArray[np.int64]]:
-    """Whether there is any, and the best. A mask of one entry allows everything."""
+def _need(room: Room, stage: int, i: int, j: int) -> float:
+    return float(max(room.fixed[i, j] + room.held[stage] * room.each[i, j], room.step[i, j]) + room.always)
+
+
+@njit(cache=True)
+def _least(blocks: int, stages: int, room: Room) -> float:
+    # worst[i]: bytes of the fullest stage of the best partition of blocks i … into the stages that are left.
+    worst = np.full(blocks + 1, np.inf)
+    worst[blocks] = 0.0
+    for s in range(1, stages + 1):
+        stage, now = stages - s, np.full(blocks + 1, np.inf)
+        for i in range(stage, blocks - s + 1):
+            best = np.inf
+            for j in range(i + 1, blocks - s + 2):
+                if room.step[i, j] + room.always > best + _BYTE:
+                    break
+                if worst[j] < best:
+                    best = min(best, max(_need(room, stage, i, j), worst[j]))
+            now[i] = best
+        worst = now
+    return float(worst[0])
+
+
+@njit(cache=True)
+def _may(allowed: Bools, room: Room, stage: int, i: int, j: int) -> bool:
+    """Whether a stage may hold the blocks i ≤ b < j. A mask of one entry, and a room of none, allow everything."""
+    if room.fixed.shape[0] > 1:
+        return _need(room, stage, i, j) <= room.limit
+    return allowed.shape[1] == 1 or bool(allowed[stage, i, j])
+
+
+@njit(cache=True)
+def _cuts(
+    until: Floats, stages: int, traffic: Floats, allowed: Bools, room: Room, slack: float
+) -> tuple[bool, NDArray[np.int64]]:  # fmt: skip
+    """Whether there is any, and the best."""
     blocks = len(until) - 1
-    free = allowed.shape[0] == 1 and allowed.shape[1] == 1
+    by_bytes = room.fixed.shape[0] > 1
     # worst[s, i]: slowest stage of the best partition of blocks i … into s stages.
     worst = np.full((stages + 1, blocks + 1), np.inf)
     worst[0, blocks] = 0.0
@@ -83,7 +148,9 @@ def _cuts(until: Floats, stages: int, traffic: Floats, allowed: Bools, slack: fl
                 own = until[j] - until[i]
                 if own >= best:
                     break  # longer runs are only slower
-                if free or allowed[stage, i, j]:
+                if by_bytes and room.step[i, j] + room.always > room.limit + _BYTE:
+                    break  # … and larger
+                if max(own, worst[s - 1, j]) < best and _may(allowed, room, stage, i, j):
                     best = min(best, max(own, worst[s - 1, j]))
             worst[s, i] = best
     cuts = np.zeros(stages - 1, dtype=np.int64)
@@ -100,9 +167,9 @@ def _cuts(until: Floats, stages: int, traffic: Floats, allowed: Bools, slack: fl
         for i in range(stage, blocks - s + 1):
             for j in range(i + 1, blocks - s + 2):
                 own = until[j] - until[i]
-                if own > limit:
+                if own > limit or (by_bytes and room.step[i, j] + room.always > room.limit + _BYTE):
                     break
-                if least[s - 1, j] == np.inf or not (free or allowed[stage, i, j]):
+                if least[s - 1, j] == np.inf or not _may(allowed, room, stage, i, j):
                     continue
                 cost = traffic[j] + least[s - 1, j]
                 high = max(own, peak[s - 1, j])

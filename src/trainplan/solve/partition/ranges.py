@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from trainplan.profile.by_block import by_block
 from trainplan.profile.profile import Profile
 from trainplan.program.posting import RECEIVES_AHEAD
+from trainplan.solve.partition.bottleneck import Room
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -58,13 +59,9 @@ class Ranges:
         need = np.maximum(self.fixed[place] + np.array(in_flight) * self.each[place], self.step[place])
         return bool((need + batch_bytes <= limit).all())
 
-    def allowed(self, in_flight: Sequence[int], limit: float, batch_bytes: float = 0.0) -> NDArray[np.bool_]:
-        """[stage, i, j]: whether a stage with so many micro-batches in flight stays within the limit."""
-        by_count: dict[int, NDArray[np.bool_]] = {}  # of most orders all stages have as many
-        for stage, held in enumerate(in_flight):
-            if held not in by_count:
-                by_count[held] = self.need(stage, in_flight, batch_bytes) <= limit
-        return np.stack([by_count[held] for held in in_flight])
+    def room(self, in_flight: Sequence[int], limit: float, batch_bytes: float = 0.0) -> Room:
+        """What stages with so many micro-batches in flight, and the batch, may hold within the limit."""
+        return Room(self.fixed, self.each, self.step, np.array(in_flight), float(batch_bytes), float(limit))
 
 
 class Tables:
