@@ -169,6 +169,8 @@ def test_what_ran_and_what_failed_are_results_and_are_not_measured_again(tmp_pat
     assert not suite.unfinished
     assert {r.asked for r in outcome.results} == {"single", "ddp dp=2", "preload dp=2", "hsdp dp=2"}
     assert {r.asked for r in outcome.ran} == {"single", "ddp dp=2", "preload dp=2"}
+    assert all(r.row.spent.keys() >= {"F", "B", "STEP"} for r in outcome.ran)  # by which a cluster is calibrated
+    assert all(0 < took < 2 * r.row.measured_s for r in outcome.ran for took in (r.row.spent["F"], r.row.spent["B"]))
     assert "not two groups of two" in next(r.failure for r in outcome.results if r.system == "hsdp")
     ddp = outcome.known("ddp dp=2")
     assert ddp
