@@ -73,18 +73,18 @@ def _member_places(list_start: Ints, list_items: Ints, member_start: Small, memb
 
 def where(mask: np.ndarray) -> list[int]:
     """The places where something is wrong."""
-    return [int(i) for i in np.flatnonzero(mask)]
+    return list(np.flatnonzero(mask).tolist())
 
 
 def pack(program: Program, *columns: str) -> Ints:
     """Several columns as one number, so that rows can be compared and sorted."""
-    key = np.zeros(len(program), dtype=np.int64)
+    key: Ints | None = None
     for column in columns:
         values = getattr(program, column)
         top = int(values.max(initial=0))
         if top:
-            key = key * (top + 1) + values
-    return key
+            key = values if key is None else key * (top + 1) + values
+    return np.zeros(len(program), dtype=np.int64) if key is None else key
 
 
 def maker(program: Program, value: int) -> str:

@@ -93,7 +93,9 @@ def gathered(view: View) -> Iterator[Fault]:
     here = place + program.rank
     # A pass is what a micro-batch does at a place, forward or back. Which of them read what is shared out?
     ops = np.flatnonzero(_READS_WEIGHTS[program.kind])
-    ops = ops[np.isin(here[ops], wanted // units)]
+    shared_out = np.zeros(int(here.max()) + program.world + 1, dtype=bool)
+    shared_out[wanted // units] = True
+    ops = ops[shared_out[here[ops]]]
     if not len(ops):
         return
     name = (here * (int(program.micro_batch.max(initial=0)) + 1) + program.micro_batch) * 2 + (program.kind != Kind.F)
@@ -118,7 +120,9 @@ def gathered(view: View) -> Iterator[Fault]:
     many = np.searchsorted(wanted, (here[begin[asked]] + 1) * units) - low
     each = np.repeat(low - np.cumsum(many) + many, many) + np.arange(int(many.sum()))
     needs = np.repeat(asked, many) * units + wanted[each] % units
-    missing = np.setdiff1d(needs, has)
+    there = np.zeros(len(passes) * units, dtype=bool)
+    there[has] = True
+    missing = np.unique(needs[~there[needs]]) if not there[needs].all() else needs[:0]
     for i in np.unique(missing // units, return_index=True)[1].tolist():
         op = int(begin[missing[i] // units])
         why = f"{program.name(op)} computes with weights of unit {missing[i] % units} that nobody has gathered for it"

@@ -131,6 +131,16 @@ def _parameters_by_stage(profile: Profile, bounds: tuple[tuple[int, int], ...]) 
     return found
 
 
+def trainable_by_stage(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[list[Parameter]]:
+    """Those of them that are trained."""
+
+    def made() -> list[list[Parameter]]:
+        return [[p for p in own if p.trainable] for own in parameters_by_stage(profile, bounds)]
+
+    found: list[list[Parameter]] = kept(profile, ("trainable", bounds), made)
+    return found
+
+
 def held_by_stage(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> tuple[Ints, Ints, Ints]:
     """What each stage holds: bytes of weights, elements of those that are trained, and bytes of running statistics."""
 

@@ -106,7 +106,7 @@ def _home(found: Found, holdings: Sequence[Holding]) -> Ints:
 def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, step: Ints) -> None:
     """The bytes of gradients: those in buckets are there all the time, the others come and go with every step."""
     layout = found.layout
-    trainable = [[p for p in parameters if p.trainable] for parameters in layout.parameters]
+    trainable = list(layout.trainable)
     kept = [number for number, h in enumerate(holdings) if layout.buckets[h.stage]]
     if kept:
         sizes = [sum(bucket.bytes for bucket in layout.buckets[holdings[number].stage]) for number in kept]
@@ -115,9 +115,10 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
         if layout.gathers:
             _beside_the_buckets(ledger, found, holdings, home, trainable[0])
     # Weights that several stages hold are in no bucket, unless servers sum them, and are not shared out.
+    tied = {name for tie in layout.ties for name in tie.names} if layout.service is None else set()
     for s in layout.stages:
         if layout.bucketed(s):
-            trainable[s] = [p for p in trainable[s] if layout.is_tied(p) and layout.service is None]
+            trainable[s] = [p for p in trainable[s] if p.name in tied] if tied else []
     coming = [number for number, h in enumerate(holdings) if trainable[h.stage]]
     if not coming:
         return

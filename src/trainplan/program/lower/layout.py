@@ -16,7 +16,7 @@ from trainplan.profile.profile import Amount, Parameter, Portion, Profile
 from trainplan.program.agenda import Agenda, Agendas, in_turn
 from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower.backend import Backend
-from trainplan.program.lower.buckets import Bucket, Tie, parameters_by_stage, ties, trained
+from trainplan.program.lower.buckets import Bucket, Tie, parameters_by_stage, ties, trainable_by_stage, trained
 from trainplan.program.lower.edges import Edge, known_edges
 from trainplan.program.lower.filled import filled
 from trainplan.program.lower.parts import Decided, decided_of
@@ -138,6 +138,11 @@ class Layout:
     def parameters(self) -> list[list[Parameter]]:
         """The parameters that each stage uses, in order of gradient arrival."""
         return parameters_by_stage(self.profile, self.plan.bounds)
+
+    @cached_property
+    def trainable(self) -> list[list[Parameter]]:
+        """Those of them that are trained."""
+        return trainable_by_stage(self.profile, self.plan.bounds)
 
     @cached_property
     def parameter_of(self) -> list[dict[str, Parameter]]:
@@ -377,10 +382,6 @@ class Layout:
         if self.plan.lines == 1 or self.plan.spread:
             return frozenset()
         return self.orders.once("crosswise", lambda: completed_crosswise(self.orders))
-
-    def is_tied(self, parameter: Parameter) -> bool:
-        """Whether several stages hold it."""
-        return len(parameter.blocks) > 1 and len({self.stage_of[block] for block in parameter.blocks}) > 1
 
     # -- ranks ------------------------------------------------------------------------------------------------------
 

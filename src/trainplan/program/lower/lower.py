@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from trainplan.plan import rules
 from trainplan.plan.plan import Plan
@@ -75,7 +76,8 @@ def lower(
     row, piece, step, phase = (
         column[numbers.entry] for column in (lists.row, lists.piece, lists.step, lists.phase)
     )  # fmt: skip
-    micro, part = np.divmod(piece, max(1, len(plan.slices)))
+    zeros = np.zeros(len(row), dtype=np.int64)
+    micro, part = np.divmod(piece, len(plan.slices)) if plan.slices else (piece, zeros)
     group = numbers.group
     kind, rank = table.kind[row], table.rank[row]
     together = group >= 0
@@ -86,7 +88,6 @@ def lower(
     holds, lanes, owners, peers = _resources(
         table, row, group, numbers.groups, peer, one_by_one=plan.exchange in ASYNCHRONOUS
     )
-    zeros = np.zeros(len(kind), dtype=np.int64)
     overlap = "off" if layout.service is not None and layout.service.at_root else plan.overlap
     return Program(
         world=len(lists.start) - 1, steps=steps, kind=kind.astype(np.uint8), job=zeros, step=step,
@@ -195,11 +196,12 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         _names, first, which = np.unique(number_of, return_index=True, return_inverse=True)
         op[met] = len(alone) + len(entry) + which
         entry += met[first].tolist()
-        known: dict[tuple[int, int], int] = {}  # few groups do all of them
-        for pair in zip(stages[first].tolist(), sharing[first].tolist(), strict=True):
-            if pair not in known:
-                known[pair] = number.setdefault((*share_group(layout, *pair), -1), len(number))
-            group.append(known[pair])
+        pairs = stages[first] * layout.plan.dp + sharing[first]  # few groups do all of them
+        of_pair = np.zeros(int(pairs.max()) + 1, dtype=np.int64)
+        for pair in dict.fromkeys(pairs.tolist()):
+            together_of = share_group(layout, *divmod(pair, layout.plan.dp))
+            of_pair[pair] = number.setdefault((*together_of, -1), len(number))
+        group += of_pair[pairs].tolist()
     # So are barriers: one for each replica, step and phase.
     met = np.flatnonzero(barrier) if layout.in_phases else met[:0]
     if len(met):
@@ -260,29 +262,35 @@ def _resources(
     compute, send, copy = _COMPUTE[table.kind], _SEND[table.kind], _WAY[table.kind]
     to_all = one_by_one & (table.kind[send] == Kind.SEND_W)
     links, link = np.unique(table.rank[send] * (world + 1) + np.where(to_all, world, peer[send]), return_inverse=True)
-    ways, way = np.unique(_LANE[table.kind[copy]] * world + table.rank[copy], return_inverse=True)
+    ways, way = _LANE[table.kind[copy]] * world + table.rank[copy], np.zeros(0, dtype=np.int64)
+    if len(ways):
+        ways, way = np.unique(ways, return_inverse=True)
     held = np.where(compute, table.rank, -1)  # by a row
     held[send] = world + link
     held[copy] = world + len(links) + way
-    sizes = np.array([len(g) for g in groups] or [0], dtype=np.int64)
-    first = world + len(links) + len(ways)
-    queues = first + np.concatenate([[0], np.cumsum(sizes)])  # of a group: the first of its places
-    start = np.zeros(len(row) + 1, dtype=np.int64)
-    np.cumsum(np.where(group >= 0, sizes[np.maximum(group, 0)], (held >= 0)[row]), out=start[1:])
-    items = np.empty(int(start[-1]), dtype=np.int64)
-    single = (held >= 0)[row]
-    items[start[:-1][single]] = held[row][single]
-    together = np.flatnonzero(group >= 0)
-    many = sizes[group[together]]
-    shift = np.repeat(queues[group[together]] - start[together], many)  # from a place in `items` to one in a queue
-    own = np.repeat(start[together] - np.cumsum(many) + many, many) + np.arange(int(many.sum()))
-    items[own] = own + shift
-    count = int(sizes.sum())
-    lanes = np.repeat(np.array([Lane.COMPUTE, Lane.LINK, Lane.GROUP], dtype=np.uint8), [world, len(links), count])
-    lanes = np.insert(lanes, world + len(links), ways // world)
-    members = np.array([r for g in groups for r in g], dtype=np.int64)
-    owners = np.concatenate([np.arange(world), links // (world + 1), ways % world, members])
-    queue = np.repeat(np.arange(len(groups)), sizes[: len(groups)])
+    members = Ragged.of(groups)
+    start, items = _held(row, held, group, members.start, world + len(links) + len(ways))
+    lanes = np.concatenate([
+        np.full(world, Lane.COMPUTE, dtype=np.uint8), np.full(len(links), Lane.LINK, dtype=np.uint8),
+        (ways // world).astype(np.uint8), np.full(len(members.items), Lane.GROUP, dtype=np.uint8),
+    ])  # fmt: skip
+    owners = np.concatenate([np.arange(world), links // (world + 1), ways % world, members.items])
     to = links % (world + 1)
-    others = np.concatenate([np.full(world, -1), np.where(to < world, to, -1), np.full(len(ways), -1), queue])
-    return Ragged(start, items), lanes, owners.astype(np.int64), others.astype(np.int64)
+    others = np.concatenate([np.full(world, -1), np.where(to < world, to, -1), np.full(len(ways), -1), members.owner])
+    return Ragged(start, items), lanes, owners, others
+
+
+@njit(cache=True)
+def _held(row: Ints, held: Ints, group: Ints, queue_start: Ints, queues: int) -> tuple[Ints, Ints]:
+    """Operation → resources, as a ragged array: what its row holds, if anything; or of a collective its group's queues,
+    which are those from `queues` on."""
+    start = np.zeros(len(row) + 1, np.int64)
+    for op in range(len(row)):
+        g = group[op]
+        many = queue_start[g + 1] - queue_start[g] if g >= 0 else np.int64(held[row[op]] >= 0)
+        start[op + 1] = start[op] + many
+    items = np.empty(start[-1], np.int64)
+    for op in range(len(row)):
+        for k in range(start[op + 1] - start[op]):
+            items[start[op] + k] = queues + queue_start[group[op]] + k if group[op] >= 0 else held[row[op]]
+    return start, items

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from trainplan.program.lower.bodies import Bodies, stage_rows
 from trainplan.program.lower.layout import Holding, Layout
@@ -106,17 +107,33 @@ def entries(layout: Layout, steps: int) -> Entries:
     body = np.concatenate([b for _, each in lists for b, _, _ in each])
     piece = np.concatenate([m for _, each in lists for _, m, _ in each]).astype(np.int64)
     step = np.concatenate([number - ago for _, each in lists for number, (_, _, ago) in enumerate(each)])
-    # Every body becomes its rows: from the first of them, counting up.
-    length = size[body]
-    begin = np.concatenate([[0], np.cumsum(length)])
-    row = np.repeat(start[body] - begin[:-1], length) + np.arange(begin[-1])
     table = Table(*np.ascontiguousarray(bodies.rows().T))
-    # What is about the whole batch has no micro-batch, also where it stands among the rows of one.
-    piece = np.repeat(piece, length)
-    phase = np.where((table.kind == Kind.BARRIER)[row], piece, 0)
-    piece = np.where(_WHOLE[table.kind][row], 0, piece)
     ends = np.cumsum([0] + [sum(len(b) for b, _, _ in each) for _, each in lists])
-    return Entries(table, row, piece, np.repeat(step, length), phase, begin[ends])
+    columns = _as_rows(body, piece, step, ends, start, size, _WHOLE[table.kind], table.kind == Kind.BARRIER)
+    return Entries(table, *columns)
+
+
+@njit(cache=True)
+def _as_rows(
+    body: Ints, piece: Ints, step: Ints, ends: Ints, start: Ints, size: Ints, whole: Bools, barrier: Bools
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """Every body becomes its rows, from the first of them on: `Entries`, but for the table. What is about the whole
+    batch has no micro-batch, also where it stands among the rows of one."""
+    begin = np.zeros(len(body) + 1, np.int64)
+    for k in range(len(body)):
+        begin[k + 1] = begin[k] + size[body[k]]
+    count = begin[-1]
+    rows, pieces = np.empty(count, np.int64), np.zeros(count, np.int64)
+    steps, phases = np.empty(count, np.int64), np.zeros(count, np.int64)
+    for k in range(len(body)):
+        for number in range(size[body[k]]):
+            entry, row = begin[k] + number, start[body[k]] + number
+            rows[entry], steps[entry] = row, step[k]
+            if barrier[row]:
+                phases[entry] = piece[k]
+            if not whole[row]:
+                pieces[entry] = piece[k]
+    return rows, pieces, steps, phases, begin[ends]
 
 
 def _decided(
