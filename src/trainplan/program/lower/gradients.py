@@ -18,7 +18,7 @@ from trainplan.profile.profile import Parameter
 from trainplan.program.exchanges import BY_ROUNDS, rounds_of
 from trainplan.program.exchanges.rounds import beside
 from trainplan.program.lower.away import piece_of
-from trainplan.program.lower.buckets import Bucket
+from trainplan.program.lower.buckets import Bucket, kept
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.groups import stage_group
 from trainplan.program.lower.layout import Holding, Layout
@@ -107,11 +107,11 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
     """The bytes of gradients: those in buckets are there all the time, the others come and go with every step."""
     layout = found.layout
     trainable = list(layout.trainable)
-    kept = [number for number, h in enumerate(holdings) if layout.buckets[h.stage]]
-    if kept:
-        sizes = [sum(bucket.bytes for bucket in layout.buckets[holdings[number].stage]) for number in kept]
-        never = np.full(len(kept), -1, dtype=np.int64)
-        ledger.add(Value.GRADIENTS, np.array(sizes), home[kept, 0], never, never)
+    stays = [number for number, h in enumerate(holdings) if layout.buckets[h.stage]]
+    if stays:
+        sizes = [sum(bucket.bytes for bucket in layout.buckets[holdings[number].stage]) for number in stays]
+        never = np.full(len(stays), -1, dtype=np.int64)
+        ledger.add(Value.GRADIENTS, np.array(sizes), home[stays, 0], never, never)
         if layout.gathers:
             _beside_the_buckets(ledger, found, holdings, home, trainable[0])
     # Weights that several stages hold are in no bucket, unless servers sum them, and are not shared out.
@@ -168,8 +168,8 @@ def _by_first_pass(
 ) -> None:  # fmt: skip
     """Gradients that the first backward pass of a step makes: those that are there at its worst moment, and the rest
     when it is over."""
-    total = np.array([sum(p.bytes for p in parameters[h.stage]) for h in holdings], dtype=np.int64)
     sizes = [_bytes_by_block(found.layout, s, own) for s, own in enumerate(parameters)]
+    total = np.array([sum(sizes[h.stage].values()) for h in holdings], dtype=np.int64)
     ops, there = _first_pass(found, holdings, sizes)
     ledger.add(Value.GRADIENTS, there, home, ops, step, (step,))
     ledger.add_some(Value.GRADIENTS, total[:, None] - there, home, ops, step, late=True)
@@ -209,11 +209,18 @@ def _bytes_by_block(layout: Layout, stage: int, parameters: list[Parameter]) -> 
     """Bytes of gradients by the block of a stage that makes them: backward comes to the last block first, and what it
     finds there the others add to."""
     first, last = layout.plan.bounds[stage]
-    found: dict[int, int] = {}
-    for parameter in parameters:
-        block = max(b for b in parameter.blocks if first <= b < last)
-        found[block] = found.get(block, 0) + parameter.bytes
-    return found
+
+    def made() -> dict[int, int]:
+        found: dict[int, int] = {}
+        for parameter in parameters:
+            block = max(b for b in parameter.blocks if first <= b < last)
+            found[block] = found.get(block, 0) + parameter.bytes
+        return found
+
+    if parameters is not layout.trainable[stage]:
+        return made()
+    every: dict[int, int] = kept(layout.profile, ("gradients", first, last), made)  # as many plans have it
+    return every
 
 
 def _block_by_block(

@@ -11,6 +11,7 @@ import itertools
 
 import numpy as np
 
+from trainplan.program.lower.buckets import kept
 from trainplan.program.lower.edges import Edge, message_bytes
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.layout import Layout
@@ -48,12 +49,15 @@ class Ends:
         self.send, self.take = found.ops(Kind.SEND_F, source, target), found.ops(Kind.RECV_F, target, source)
         self.give, self.get = found.ops(Kind.SEND_B, target, source), found.ops(Kind.RECV_B, source, target)
         self.sender, self.receiver = homes[source], homes[target]
-        steps = np.full(homes.shape, -1, dtype=np.int64)
-        for holding in layout.holdings:  # the STEP that follows, on the rank of every place, or what its step ends with
-            whole = layout.steps_at(holding.rank) and not layout.crosses
-            own = found.once(Kind.STEP, [holding])[0] if whole else found.last(holding.rank)
-            at = np.flatnonzero(homes[holding.stage] == holding.rank)
-            steps[holding.stage, at] = own[at // layout.plan.pieces % found.steps]
+        # The STEP that follows, on the rank of every place, or what its step ends with.
+        own = found.once(Kind.STEP, layout.holdings)
+        number = np.full((layout.plan.depth, int(layout.local_ranks.max()) + 1), -1, dtype=np.int64)
+        for place, holding in enumerate(layout.holdings):
+            number[holding.stage, holding.rank] = place
+            if layout.crosses or not layout.steps_at(holding.rank):
+                own[place] = found.last(holding.rank)
+        step = np.arange(found.places) // layout.plan.pieces % found.steps
+        steps = own[number[np.arange(layout.plan.depth)[:, None], homes], step]
         self.source_step, self.target_step = steps[source], steps[target]
         self.pairs = [(self.take, self.send), (self.get, self.give)]  # of receives and sends
 
@@ -65,9 +69,10 @@ def _there(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     made, over = found.forward(source), found.backward(source, final=True)
     reader, final = found.ops(Kind.F, target), found.backward(target, final=True)
     recomputed, count = found.recomputed, len(layout.edges)
-    plain, slim = (_own(layout, slimmer) for slimmer in (False, True))
+    plain = _charged(layout, False)
     out = found.by_size(lambda e, n: message_bytes(profile, plain[e], n), count)
     if layout.recomputes:
+        slim = _charged(layout, True)
         out = np.where(recomputed, found.by_size(lambda e, n: message_bytes(profile, slim[e], n), count), out)
     until = np.where(get >= 0, np.where(recomputed, get, over), ends.source_step)
     sent = send >= 0
@@ -109,14 +114,21 @@ def _add(
     readers: tuple[Ints, ...], late: bool = False,
 ) -> Ints:  # fmt: skip
     """Values at the chosen entries; their numbers there, and -1 elsewhere."""
-    numbers = np.full(chosen.shape, -1, dtype=np.int64)
     if chosen.all():  # nearly always, and copies of large arrays are slow
         return ledger.add(kind, size, rank, maker, end, readers, late=late)
+    numbers = np.full(chosen.shape, -1, dtype=np.int64)
     if chosen.any():
         where = rank[chosen] if isinstance(rank, np.ndarray) else rank
         some = tuple(reader[chosen] for reader in readers)
         numbers[chosen] = ledger.add(kind, size[chosen], where, maker[chosen], end[chosen], some, late=late)
     return numbers
+
+
+def _charged(layout: Layout, recomputed: bool) -> list[tuple[int, ...]]:
+    """The same as `_own`, worked out once."""
+    key = "charged", layout.plan.bounds, recomputed
+    found: list[tuple[int, ...]] = kept(layout.profile, key, lambda: _own(layout, recomputed))
+    return found
 
 
 def _own(layout: Layout, recomputed: bool) -> list[tuple[int, ...]]:
