@@ -222,7 +222,8 @@ def searches(name: str) -> str:
     ]
     for row in data["grow"]:
         counts = " | ".join(f"{row[key]:,}" for key in ("devices", "layers", "plans", "too_big", "simulated", "left"))
-        lines.append(f"| {counts} | {row['gap']:.1%} | {row['seconds']:.2f} |")
+        better = f"{row['gap']:.1%}" if row["step_s"] else "–"
+        lines.append(f"| {counts} | {better} | {row['seconds']:.2f} |")
     return "\n".join(lines)
 
 
