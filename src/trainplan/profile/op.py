@@ -19,9 +19,11 @@ class Op:
     # of a convolution (samples, channels in, channels out, places written, places of the kernel, stride, groups);
     # of attention (heads of all samples, queries, keys, width of a head); of pooling (places of the kernel,);
     # of a batch norm (numbers of a channel, channels, places of an image); of a layer norm, a softmax, or rows of a
-    # table (numbers of a row,).
+    # table (numbers of a row,); of a sum (numbers that become one,).
     shape: tuple[int, ...] = ()
     share: float = 1.0  # of its FLOPs that a kernel really does; half in attention that looks back only
     precision: str = ""  # of the numbers that it reads: fp32, bf16, fp16, fp64; "": none of them
-    layout: str = ""  # of a product's two factors, as they lie in memory: n by rows, t by columns
+    # How its tensors lie in memory. Of a product's two factors: n by rows, t by columns. Of what is element by element:
+    # s, some are spread out or repeated; t, they are not in the same order. Of a sum: t, of numbers that are far apart.
+    layout: str = ""
     elements: int = 0  # of the largest tensor that it reads or writes

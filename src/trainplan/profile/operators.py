@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from trainplan.profile.arithmetic import NAMES
 from trainplan.profile.attention import Gpu
-from trainplan.profile.device.families import convolution_flops
+from trainplan.profile.device.families import REDUCTIONS, convolution_flops
 from trainplan.profile.memory import storage_bytes
 from trainplan.profile.on_gpu import shown
 from trainplan.profile.op import Op
@@ -36,6 +36,7 @@ _ATTENTION_BACKWARD = {
 }
 # Where the two factors of a product are among its arguments.
 _FACTORS = {"mm": slice(2), "bmm": slice(2), "addmm": slice(1, 3), "baddbmm": slice(1, 3)}
+_COPIES = {"clone", "copy_", "_to_copy"}  # element by element, too
 # These neither compute nor move anything.
 _FREE = {aten.detach, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
@@ -196,7 +197,7 @@ def _described(function: Any, args: Any, kwargs: Any, out: Any, read: int, writt
         flops = convolution_flops(shape) * sum(args[10][:2])  # torch counts depthwise weights as if they were dense
     else:
         flops = float(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else 0.0
-    return Op(name, flops, read, written, shape, layout=_layout(name, args), **about)
+    return Op(name, flops, read, written, shape, layout=_layout(function, args, out), **about)
 
 
 def _attention(packet: Any, args: Any, kwargs: Any, read: int, written: int) -> Op:
@@ -239,6 +240,8 @@ def _shape(name: str, args: Any, out: Any) -> tuple[int, ...]:
         return (args[0].shape[args[2] if "backward" in name else args[1]],)
     if "embedding" in name:
         return (args[0].shape[-1],)
+    if name in REDUCTIONS and isinstance(out, Tensor) and out.numel() > 1:
+        return (args[0].numel() // out.numel(),)
     if "pool" in name:
         # A pool's kernel comes after its input, or after the gradient and the input; an adaptive one has none.
         sizes = next((a for a in args if isinstance(a, list | tuple)), ()) if "adaptive" not in name else ()
@@ -246,8 +249,53 @@ def _shape(name: str, args: Any, out: Any) -> tuple[int, ...]:
     return ()
 
 
-def _layout(name: str, args: Any) -> str:
-    """How the factors of a product lie in memory: by rows or by columns."""
-    if name not in _FACTORS:
+def _layout(function: Any, args: Any, out: Any) -> str:
+    """What `Op.layout` says of an operator."""
+    name = function.overloadpacket.__name__
+    if name in _FACTORS:
+        return "".join("t" if f.stride(-1) != 1 and f.stride(-2) == 1 else "n" for f in args[_FACTORS[name]])
+    if name in REDUCTIONS:
+        dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
+        inner = _innermost(args[0])
+        return "t" if dims and inner is not None and inner not in {dim % args[0].dim() for dim in dims} else ""
+    if name in _COPIES or torch.Tag.pointwise in function.tags:
+        return _order([t for t in (*args, *pytree.tree_leaves(out)) if isinstance(t, Tensor)])
+    return ""
+
+
+def _order(given: list[Tensor]) -> str:
+    """Whether tensors that are gone through together lie alike in memory.
+
+    torch goes through them as through one long row only if they do (`TensorIterator`); else it works out for every
+    number where it is, and where they are in different orders, reads or writes each from a line of its own.
+
+    >>> x = torch.zeros(4, 8, 2)
+    >>> heads, turned = torch.zeros(8, 4, 2).transpose(0, 1), torch.zeros(4, 2, 8).mT
+    >>> [_order([x, other]) for other in (x, x[0], heads, turned)]
+    ['', 's', 's', 't']
+    """
+    size = max((tensor.numel() for tensor in given), default=0)
+    whole = [tensor for tensor in given if tensor.numel() == size]
+    if size <= 1:
         return ""
-    return "".join("t" if f.stride(-1) != 1 and f.stride(-2) == 1 else "n" for f in args[_FACTORS[name]])
+    if len({_innermost(tensor) for tensor in whole}) > 1:
+        return "t"
+    dense = all(tensor.stride() == whole[0].stride() for tensor in whole) and _dense(whole[0])
+    return "" if dense and all(tensor.numel() in (1, size) for tensor in given) else "s"
+
+
+def _innermost(tensor: Tensor) -> int | None:
+    """The dimension along which neighbours in memory are; None: there is none."""
+    return next(
+        (dim for dim in reversed(range(tensor.dim())) if tensor.shape[dim] > 1 and tensor.stride(dim) == 1), None
+    )
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether a tensor has no holes and nothing twice, whatever the order of its dimensions."""
+    expected = 1
+    for stride, size in sorted((tensor.stride(dim), size) for dim, size in enumerate(tensor.shape) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

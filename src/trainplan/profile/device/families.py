@@ -8,12 +8,13 @@ shape alone says how many FLOPs and bytes there are, so a file of curves needs s
     convolution     forward, input, weight                   samples, channels in, out, places, kernel, stride, groups
     attention       forward, backward (and -causal)          heads of all samples, queries, keys, width
     elementwise     relu, add, gelu, dropout                 bytes
-    reduction       sum, softmax, softmax_backward           bytes, length of what becomes one
+    reduction       sum, columns, softmax (and _backward)    bytes, length of what becomes one
     normalisation   layer_norm, batch_norm (and _backward)   bytes, numbers of a row (layer) or channels (batch), places
-    pooling         max, max_backward, average               bytes
+    pooling         max, average (and _backward)             bytes
     gather          embedding, embedding_backward            bytes, width of a row
     optimizer       foreach, fused                           bytes, tensors
-    copy            contiguous, transposed, cast, in, out    bytes (in, out: from and to the host's memory)
+    copy            contiguous, strided, transposed,         bytes
+                    cast, cast-up, in, out                   (in, out: from and to the host's memory)
 
 Imports no torch.
 """
@@ -31,12 +32,12 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "convolution": ("forward", "input", "weight"),
     "attention": ("forward", "backward", "forward-causal", "backward-causal"),
     "elementwise": ("relu", "add", "gelu", "dropout"),
-    "reduction": ("sum", "softmax", "softmax_backward"),
+    "reduction": ("sum", "softmax", "softmax_backward", "columns"),
     "normalisation": ("layer_norm", "layer_norm_backward", "batch_norm", "batch_norm_backward"),
-    "pooling": ("max", "max_backward", "average"),
+    "pooling": ("max", "max_backward", "average", "average_backward"),
     "gather": ("embedding", "embedding_backward"),
     "optimizer": ("foreach", "fused"),
-    "copy": ("contiguous", "transposed", "cast", "in", "out"),
+    "copy": ("contiguous", "transposed", "cast", "in", "out", "strided", "cast-up"),
 }
 DIMENSIONS = {
     "product": 4, "convolution": 7, "attention": 4, "elementwise": 1, "reduction": 2, "normalisation": 3, "pooling": 1,
@@ -114,6 +115,7 @@ def odd(layout: str, rows: int, inner: int, columns: int, precision: str) -> boo
 # -- from operators ---------------------------------------------------------------------------------------------------
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_FOUND = 8  # bytes of a copy of 32 bits, by which those of numbers that lie in some other order are measured
 # Words in the names of operators → (family, variant); the first that fits counts.
 _WORDS = (
     ("fused_adam", "optimizer", "fused"), ("fused_sgd", "optimizer", "fused"), ("foreach", "optimizer", "foreach"),
@@ -132,7 +134,7 @@ _WORDS = (
     ("_to_copy", "copy", "cast"), ("clone", "copy", "contiguous"), ("copy_", "copy", "contiguous"),
     ("cat", "copy", "contiguous"),
 )  # fmt: skip
-_REDUCTIONS = ("sum", "mean", "amax", "var", "linalg_vector_norm", "argmax")
+REDUCTIONS = ("sum", "mean", "amax", "var", "linalg_vector_norm", "argmax")
 
 
 def places(op: Op, precision: str) -> tuple[Place, ...]:
@@ -158,6 +160,10 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
         return (place("attention", pass_ + ("-causal" if op.share < 1 else ""), kind, op.shape),)
     kind = "fp32" if kind == "tf32" else kind  # nothing else has tensor cores
     family, variant = _by_name(op.name)
+    if variant == "sum" and op.layout == "t":
+        variant = "columns"
+    if variant == "cast" and kind in ("bf16", "fp16") and op.written > op.read:
+        variant = "cast-up"
     if variant.startswith("batch_norm") and kind == "fp16":
         kind = "fp32"  # by the same kernels, cudnn's, since autocast leaves weights in fp32; of bf16 they take none
     # A table is read row by row, whatever its size.
@@ -167,6 +173,10 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
         moved = op.read  # what is copied, and what is written over, which nobody reads
     if op.name.startswith("nll_loss") and op.name.endswith("backward"):
         moved = op.written  # zeros, and one number a row; of what it is given only the size is read
+    if op.layout and family in ("elementwise", "copy"):
+        # What takes time is to find each number, however many bytes it has and however many tensors there are.
+        size = max(1, _FOUND * op.elements, moved)
+        return (place("copy", "transposed" if op.layout == "t" else "strided", "fp32", (size,)),)
     if variant.startswith("batch_norm") and len(op.shape) == 3:
         sizes = op.shape[1:]
     else:
@@ -188,7 +198,7 @@ def family_of(name: str) -> str:
 
 
 def _by_name(name: str) -> tuple[str, str]:
-    if name in _REDUCTIONS:
+    if name in REDUCTIONS:
         return "reduction", "sum"
     for word, family, variant in _WORDS:
         if word in name:

@@ -121,11 +121,12 @@ def _coarse(kind: str) -> Iterator[Row]:
     for size in _sizes(kind, 16):
         for variant in ("relu", "add", "gelu", "dropout"):
             yield "elementwise", variant, (size,)
-        for variant in ("max", "max_backward", "average"):
+        for variant in ("max", "max_backward", "average", "average_backward"):
             yield "pooling", variant, (size,)
-        for variant in ("contiguous", "transposed", "cast", *(("in", "out") if kind == "cuda" else ())):
+        host = ("in", "out") if kind == "cuda" else ()
+        for variant in ("contiguous", "strided", "transposed", "cast", "cast-up", *host):
             yield "copy", variant, (size,)
-        for variant in ("sum", "softmax", "softmax_backward"):
+        for variant in ("sum", "columns", "softmax", "softmax_backward"):
             yield "reduction", variant, (size, 1024)
         for variant in ("layer_norm", "layer_norm_backward"):
             yield "normalisation", variant, (size, 1024, 1)

@@ -137,7 +137,10 @@ def _elementwise(at: Place, make: _Maker) -> Work:
 
 def _reduction(at: Place, make: _Maker) -> Work:
     moved, width = at.shape
-    tensors = {"sum": 1, "softmax": 2, "softmax_backward": 3}[at.variant]
+    tensors = {"sum": 1, "columns": 1, "softmax": 2, "softmax_backward": 3}[at.variant]
+    if at.variant == "columns":
+        turned = make.tensor(width, max(1, moved // (make.size * width)))
+        return lambda: aten.sum.dim_IntList(turned, [0])
     x = make.leaf(max(1, moved // (tensors * make.size * width)), width)
     if at.variant == "sum":
         return lambda: aten.sum.dim_IntList(x, [1])
@@ -165,13 +168,15 @@ def _pooling(at: Place, make: _Maker) -> Work:
         "max": make.size + (make.size + 8) / 4,
         "max_backward": 2 * make.size + (make.size + 8) / 4,
         "average": make.size * 1.25,
+        "average_backward": make.size * 2.25,
     }[at.variant]
     x = make.leaf(max(1, round(at.shape[0] / each / 4096)), 16, 16, 16)
     if at.variant == "average":
         return lambda: F.avg_pool2d(x, 2)
     if at.variant == "max":
         return lambda: F.max_pool2d(x, 3, 2, 1)
-    return _backward(F.max_pool2d(x, 3, 2, 1), [x])
+    pooled = F.avg_pool2d(x, 2) if at.variant == "average_backward" else F.max_pool2d(x, 3, 2, 1)
+    return _backward(pooled, [x])
 
 
 def _gather(at: Place, make: _Maker) -> Work:
@@ -204,10 +209,16 @@ def _copy(at: Place, make: _Maker) -> Work:
         there = torch.zeros(here.shape, pin_memory=make.device.type == "cuda")
         target, source = (here, there) if at.variant == "in" else (there, here)
         return lambda: target.copy_(source, non_blocking=True)
-    if at.variant == "cast":
+    if at.variant.startswith("cast"):
         wide = make.tensor(max(1, moved // 6), dtype=torch.float32)
         narrow = wide.to(torch.bfloat16)
-        return lambda: narrow.copy_(wide)
+        target, source = (wide, narrow) if at.variant == "cast-up" else (narrow, wide)
+        return lambda: target.copy_(source)
+    if at.variant == "strided":  # heads beside tokens become tokens beside heads, 64 numbers at a time
+        rows = max(1, round((moved / 8 / 64) ** 0.5))
+        heads = make.tensor(rows, rows, 64, dtype=torch.float32)
+        tokens = torch.empty_like(heads)
+        return lambda: tokens.copy_(heads.transpose(0, 1))
     side = max(1, round((moved / 8) ** 0.5))
     source = make.tensor(side, side, dtype=torch.float32)
     into = torch.empty_like(source)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from math import ceil, exp
+from math import ceil, exp, prod, sqrt
 from statistics import median
 
 import numpy as np
@@ -89,6 +89,8 @@ class Model:
 
     def _seconds(self, at: Place) -> float:
         """Seconds of the work at a place."""
+        if at.variant == "strided" and self.file.curve(at.family, at.variant, at.precision) is None:
+            return self._halfway(at)
         expected = self._expected(at, self.waves)
         curve = self._curve(at)
         if curve is None:  # nothing of its kind: as if it were as good as anything
@@ -99,6 +101,12 @@ class Model:
         if not at.flops:
             return taken
         return max(taken, at.flops / max(self.ceiling(at.precision), self._fastest(curve.family, curve.precision)))
+
+    def _halfway(self, at: Place) -> float:
+        """Of copies in pieces, where these were not measured: between those of all at once, and number by number."""
+        ways = ("contiguous", "transposed")
+        self.stood_in[f"{at.family}.{at.variant}.{at.precision}"] = " and ".join(f"{at.family}.{way}" for way in ways)
+        return sqrt(prod(self.seconds(place(at.family, way, at.precision, at.shape)) for way in ways))
 
     def use(self, at: Place) -> float:
         """The share of its units that the work at a place keeps busy."""
@@ -127,7 +135,8 @@ class Model:
 
     def _curve(self, at: Place) -> Curve | None:
         """The measured curve that stands for a place, and a note where it is not its own."""
-        variants = dict.fromkeys((at.variant, at.variant.split("-")[0], *VARIANTS[at.family]))
+        near = at.variant.split("-")[0], at.variant.removesuffix("_backward")
+        variants = dict.fromkeys((at.variant, *near, *VARIANTS[at.family]))
         for variant in variants:
             for precision in (at.precision, *STAND_INS[at.precision]):
                 found = self.file.curve(at.family, variant, precision)
