@@ -37,6 +37,12 @@ _ATTENTION_BACKWARD = {
 # Where the two factors of a product are among its arguments.
 _FACTORS = {"mm": slice(2), "bmm": slice(2), "addmm": slice(1, 3), "baddbmm": slice(1, 3)}
 _COPIES = {"clone", "copy_", "_to_copy"}  # element by element, too
+# Where among their arguments is what these copy first, unless its numbers are in a row (`contiguous()` in their code).
+_IN_A_ROW = {
+    "native_layer_norm": (0,), "native_layer_norm_backward": (0, 1), "native_group_norm": (0,),
+    "native_group_norm_backward": (0, 1), "_softmax": (0,), "_softmax_backward_data": (0, 1), "_log_softmax": (0,),
+    "_log_softmax_backward_data": (0, 1), "convolution": (0,), "_convolution": (0,), "convolution_backward": (0,),
+}  # fmt: skip
 # These neither compute nor move anything.
 _FREE = {aten.detach, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
@@ -258,6 +264,8 @@ def _layout(function: Any, args: Any, out: Any) -> str:
         dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
         inner = _innermost(args[0])
         return "t" if dims and inner is not None and inner not in {dim % args[0].dim() for dim in dims} else ""
+    if name in _IN_A_ROW:
+        return "".join(_copied_first(name, args[place], args) for place in _IN_A_ROW[name])
     if name in _COPIES or torch.Tag.pointwise in function.tags:
         return _order([t for t in (*args, *pytree.tree_leaves(out)) if isinstance(t, Tensor)])
     return ""
@@ -282,6 +290,19 @@ def _order(given: list[Tensor]) -> str:
         return "t"
     dense = all(tensor.stride() == whole[0].stride() for tensor in whole) and _dense(whole[0])
     return "" if dense and all(tensor.numel() in (1, size) for tensor in given) else "s"
+
+
+def _copied_first(name: str, given: Tensor, args: Any) -> str:
+    """How a tensor is copied before an operator begins: not at all, in pieces (s), or number by number (t)."""
+    if "convolution" in name and given.dim() == 4:  # cudnn takes channels last, where its input has them so
+        groups = args[9 if name == "convolution_backward" else 8]
+        image = args[1] if name == "convolution_backward" else given
+        last = groups == 1 and not image.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last)
+        if given.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format):
+            return ""
+    elif given.is_contiguous():
+        return ""
+    return "s" if _innermost(given) == given.dim() - 1 else "t"
 
 
 def _innermost(tensor: Tensor) -> int | None:

@@ -150,10 +150,12 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
         variant = f"{layout}-odd" if odd(layout, rows, inner, columns, kind) else layout
         return (place("product", variant, kind, (batch, rows, inner, columns)),)
     if op.name in ("convolution", "_convolution") and len(op.shape) == 7:
-        return (place("convolution", "forward", kind, op.shape),)
+        return (*_copies(op.layout, op.elements), place("convolution", "forward", kind, op.shape))
     if op.name == "convolution_backward" and len(op.shape) == 7:
         whole = op.flops > 1.5 * convolution_flops(op.shape)  # else its input needs no gradient
-        return tuple(place("convolution", part, kind, op.shape) for part in (("input",) if whole else ()) + ("weight",))
+        parts = (("input",) if whole else ()) + ("weight",)
+        first = _copies(op.layout, op.elements)
+        return (*first, *(place("convolution", part, kind, op.shape) for part in parts))
     if op.name in ("attention", "attention_backward") and len(op.shape) == 4:
         kind = "fp32" if kind == "tf32" else kind  # its kernels do not look at that setting
         pass_ = "backward" if op.name.endswith("backward") else "forward"
@@ -174,14 +176,22 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
     if op.name.startswith("nll_loss") and op.name.endswith("backward"):
         moved = op.written  # zeros, and one number a row; of what it is given only the size is read
     if op.layout and family in ("elementwise", "copy"):
-        # What takes time is to find each number, however many bytes it has and however many tensors there are.
-        size = max(1, _FOUND * op.elements, moved)
-        return (place("copy", "transposed" if op.layout == "t" else "strided", "fp32", (size,)),)
+        return _copies(op.layout, max(op.elements, moved // _FOUND))
     if variant.startswith("batch_norm") and len(op.shape) == 3:
         sizes = op.shape[1:]
     else:
         sizes = (op.shape[0] if len(op.shape) == 1 else 1024, 1)  # a usual width, where the operator does not say
-    return (place(family, variant, kind, (max(1, moved), *sizes)[: DIMENSIONS[family]]),)
+    first = _copies(op.layout, op.elements) if family == "normalisation" or "softmax" in variant else ()
+    return (*first, place(family, variant, kind, (max(1, moved), *sizes)[: DIMENSIONS[family]]))
+
+
+def _copies(layout: str, elements: int) -> tuple[Place, ...]:
+    """Copies of numbers that do not lie in a row, one for each letter of a layout.
+
+    What takes time is to find each number, however many bytes it has and however many tensors there are.
+    """
+    ways = {"s": "strided", "t": "transposed"}
+    return tuple(place("copy", ways[letter], "fp32", (max(1, _FOUND * elements),)) for letter in layout)
 
 
 def family_of(name: str) -> str:
