@@ -264,6 +264,8 @@ def _layout(function: Any, args: Any, out: Any) -> str:
         dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
         inner = _innermost(args[0])
         return "t" if dims and inner is not None and inner not in {dim % args[0].dim() for dim in dims} else ""
+    if name == "cat":
+        return "" if all(tensor.is_contiguous() for tensor in args[0]) else "s"
     if name in _IN_A_ROW:
         return "".join(_copied_first(name, args[place], args) for place in _IN_A_ROW[name])
     if name in _COPIES or torch.Tag.pointwise in function.tags:

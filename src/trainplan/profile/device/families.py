@@ -150,12 +150,15 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
         variant = f"{layout}-odd" if odd(layout, rows, inner, columns, kind) else layout
         return (place("product", variant, kind, (batch, rows, inner, columns)),)
     if op.name in ("convolution", "_convolution") and len(op.shape) == 7:
-        return (*_copies(op.layout, op.elements), place("convolution", "forward", kind, op.shape))
+        samples, ins, _, written, _, stride, _ = op.shape
+        given = _copies(op.layout, samples * ins * written * stride**2)
+        return (*given, place("convolution", "forward", kind, op.shape))
     if op.name == "convolution_backward" and len(op.shape) == 7:
         whole = op.flops > 1.5 * convolution_flops(op.shape)  # else its input needs no gradient
         parts = (("input",) if whole else ()) + ("weight",)
-        first = _copies(op.layout, op.elements)
-        return (*first, *(place("convolution", part, kind, op.shape) for part in parts))
+        samples, _, outs, written, *_ = op.shape
+        gradient = _copies(op.layout, samples * outs * written)
+        return (*gradient, *(place("convolution", part, kind, op.shape) for part in parts))
     if op.name in ("attention", "attention_backward") and len(op.shape) == 4:
         kind = "fp32" if kind == "tf32" else kind  # its kernels do not look at that setting
         pass_ = "backward" if op.name.endswith("backward") else "forward"
