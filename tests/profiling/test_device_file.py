@@ -309,12 +309,38 @@ def test_a_device_that_does_not_answer_ends_it_with_what_there_is(monkeypatch, t
 
 def test_the_lane_of_the_host():
     """The same code as on a GPU; here the host is the device, so the seconds are those of the whole work."""
-    lane = issue.Lane(torch.device("cpu"), lambda: None, lambda seconds: None)
-    found = {family: issue.issue(family, lane) for family in issue.FAMILIES}
-    assert set(found) <= set(VARIANTS)
+    lane = issue.HostLane(issue.Lane(torch.device("cpu"), lambda: None, lambda seconds: None))
+    for _ in range(3):
+        lane.read()
+    assert lane.missing == {}
+    found = lane.issue
+    assert set(found) == set(issue.FAMILIES) <= set(VARIANTS)
     assert all(0 < one.forward_s < 0.1 and 0 < one.backward_s < 0.1 for one in found.values())
-    updates = issue.updates(lane)
-    assert updates.tensor_s > 0
+    assert lane.updates.tensor_s > 0
+    assert (lane.rounds, lane.spread > 0) == (3, True)
+
+
+def test_a_host_that_is_slow_for_a_while_is_not_a_slow_host(monkeypatch):
+    """Of nine rounds three were twice as slow, in all chains: the median knows of it, and the spread tells it."""
+    lane = issue.HostLane(issue.Lane(torch.device("cpu"), lambda: None, lambda seconds: None))
+    for slow in (1.0, 1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0):
+        monkeypatch.setattr(issue._Pair, "seconds", lambda pair, s=slow: (1e-5 * s * len(pair.forward), 2e-5 * s))
+        monkeypatch.setattr(issue._Step, "seconds", lambda step, s=slow: 1e-6 * s)
+        lane.read()
+    assert lane.issue["product"].forward_s == pytest.approx(1e-5)
+    assert lane.spread == pytest.approx(1.0)
+    assert "host" not in lane.missing
+
+
+def test_a_chain_that_cannot_be_made_is_missing_and_the_rest_is_read(monkeypatch):
+    def broken():
+        raise RuntimeError("no such kernel\nand more")
+
+    monkeypatch.setitem(issue._CHAINS, "pooling", (broken, (2, 8, 8, 8)))
+    lane = issue.HostLane(issue.Lane(torch.device("cpu"), lambda: None, lambda seconds: None))
+    lane.read()
+    assert lane.missing == {"host.pooling": "RuntimeError: no such kernel"}
+    assert set(lane.issue) == set(issue.FAMILIES) - {"pooling"}
 
 
 def test_what_cannot_be_measured_is_refused(monkeypatch):
@@ -351,6 +377,8 @@ def test_measuring_a_gpu(tmp_path):
     assert set(found.host) >= {"product", "convolution", "attention", "elementwise", "normalisation"}
     assert all(0 < one.forward_s < 1e-3 and 0 < one.backward_s < 1e-3 for one in found.host.values())
     assert {curve.family for curve in found.curves} == set(VARIANTS)
+    assert found.host_rounds >= 1
+    assert 0 <= found.host_spread < 1
     assert found.processors > 10
     assert 0 < found.floor_s < 2e-5
     assert found.update_tensor_s > 0

@@ -15,7 +15,7 @@ import numpy as np
 from trainplan.profile.device.families import VARIANTS
 
 TILE = 64  # numbers of which products like whole multiples
-WORD = 8  # and convolutions
+WORD = 8  # and convolutions; beyond that, they too like whole tiles of channels
 # What a doubling is worth, or a change from one to another. The first of each is that by which devices differ.
 WORTH = {
     "product": {
@@ -24,7 +24,7 @@ WORTH = {
     },
     "convolution": {
         "size": 0.25, "ins": 0.25, "outs": 0.25, "places": 0.12, "kernel": 0.5, "stride": 1.0, "grouped": 1.0,
-        "groups": 0.3, "depthwise": 0.5, "even": 0.25, "pointwise": 0.15, "even_pointwise": 0.6, "even_places": 0.1,
+        "groups": 0.3, "depthwise": 0.5, "even": 0.25, "tiles": 0.15, "pointwise": 0.15, "even_pointwise": 0.6, "even_places": 0.1,
         "weight": 1.2, "input": 3.0,
     },
     "attention": {"size": 0.25, "width": 0.25, "variant": 0.5},
@@ -99,6 +99,7 @@ def _convolution(family: str, variant: str, shapes: np.ndarray) -> Columns:
         worth["groups"] * np.log2(groups),
         worth["depthwise"] * ((groups > 1) & (groups == ins)),
         *(worth["even"] * np.log2(np.gcd(channels // groups, WORD)) for channels in (ins, outs)),
+        *(worth["tiles"] * np.log2(np.gcd(channels // groups, TILE).clip(WORD)) for channels in (ins, outs)),
         worth["pointwise"] * (kernel == 1),
         np.where(kernel == 1, worth["even_pointwise"], worth["even_places"]) * whole,
         *(worth[part] * (variant == part) for part in ("weight", "input")),

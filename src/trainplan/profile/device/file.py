@@ -99,6 +99,8 @@ class DeviceFile:
     sustained: dict[str, float] = field(default_factory=dict)
     # By precision, the share of the highest rate up to which nothing is lost, however long it runs.
     warms_from: dict[str, float] = field(default_factory=dict)
+    host_rounds: int = 0  # how often the host was read, over the whole time; 0: it was not counted
+    host_spread: float = 0.0  # the range of the middle half of these readings over their median
 
     @property
     def is_cpu(self) -> bool:
@@ -131,7 +133,17 @@ def read(data: Any, where: str) -> DeviceFile:
 def _check(found: DeviceFile, where: str) -> None:
     for name in ("memory_rate", "floor_s"):
         _positive(getattr(found, name), f"{where}.{name}")
-    for name in ("memory_peak", "cache_bytes", "update_op_s", "update_tensor_s", "seconds", "noise", "drift"):
+    counts = (
+        "memory_peak",
+        "cache_bytes",
+        "update_op_s",
+        "update_tensor_s",
+        "seconds",
+        "noise",
+        "drift",
+        "host_spread",
+    )
+    for name in counts:
         _not_negative(getattr(found, name), f"{where}.{name}")
     if found.processors < 1:
         raise InputError(f"{where}.processors", f"{found.processors}: a device has at least one")

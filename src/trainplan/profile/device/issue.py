@@ -7,15 +7,21 @@ they differ by is divided by the operators that the estimate would count for the
 the two belong together.
 
 A chain of one kind finds all that it needs in the host's caches. A network has modules of many kinds, and each finds
-what the others left: that takes about twice as long (`mixed`).
+what the others left: that takes up to twice as long (`mixed`).
+
+A host is not as steady as a device. It shares its caches, its clock and often its cores with others, and is faster or
+slower by tens of percent for seconds at a time. So all this is read in *rounds*, spread over the whole time for which a
+device is measured (`HostLane`): what counts is the median of the rounds, and how far they are apart is told with it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +32,8 @@ from trainplan.profile.device.file import Issue
 from trainplan.profile.operators import Recorder
 
 SHORT, LONG = 4, 24  # modules one after the other
-TRIES = 11
-HELD_S = 0.02  # longer than issuing any of this takes
+TRIES = 5  # of a chain in a round; the first is not counted, since what was measured before has filled the caches
+LEAST_HELD_S, MORE = 2e-3, 2.0  # the device is held so long, or so many times what issuing took last time
 
 
 class _Attention(nn.Module):
@@ -52,6 +58,7 @@ _KINDS: tuple[Callable[[], nn.Module], ...] = (
     lambda: nn.Softmax(-1), _Attention,
 )  # fmt: skip
 _FEW, _MANY = 3, 9  # times all kinds
+_FEW_TENSORS, _MANY_TENSORS = 10, 110  # of an optimizer's step
 # What is not here is issued like what is element by element.
 FAMILIES = tuple(_CHAINS)
 
@@ -73,103 +80,183 @@ class Updates:
     tensor_s: float
 
 
-@dataclass(frozen=True)
-class _Passes:
-    """A chain of modules: seconds of its passes, and their operators."""
+class _Chain:
+    """Modules one after the other: their operators, and seconds of their passes whenever they are asked for."""
 
-    forward_s: float
-    backward_s: float
-    forward: tuple[str, ...]
-    backward: tuple[str, ...]
+    def __init__(self, modules: Sequence[nn.Module], shape: tuple[int, ...], lane: Lane) -> None:
+        self._lane, self._held = lane, 10 * LEAST_HELD_S
+        self._modules = nn.Sequential(*modules).to(lane.device)
+        self._given = torch.randn(shape, device=lane.device, requires_grad=True)
+        self._gradient = torch.ones_like(self._modules(self._given))
+        with Recorder(gpu=True) as recorder:
+            out = self._modules(self._given)
+            ahead = len(recorder.ops)
+            out.backward(self._gradient)
+        names = tuple(op.name for op in recorder.ops)
+        self.forward, self.backward = names[:ahead], names[ahead:]
 
+    def seconds(self) -> tuple[float, float]:
+        """Of the two passes."""
+        taken = [self._once() for _ in range(TRIES)][1:]
+        return median(ahead for ahead, _ in taken), median(back for _, back in taken)
 
-def issue(family: str, lane: Lane) -> Issue:
-    """Seconds to issue an operator of a family."""
-    make, shape = _CHAINS[family]
-    short, long = (_passes([make() for _ in range(count)], shape, lane) for count in (SHORT, LONG))
-    ahead, back = len(long.forward) - len(short.forward), len(long.backward) - len(short.backward)
-    more = LONG - SHORT
-    if min(ahead, back) < more:  # the seconds would be those of several
-        raise RuntimeError(
-            f"{more} modules have {ahead} operators in their forward pass and {back} in their backward pass"
-        )
-    found = Issue((long.forward_s - short.forward_s) / ahead, (long.backward_s - short.backward_s) / back)
-    if min(found.forward_s, found.backward_s) <= 0:
-        raise RuntimeError(f"{LONG} modules took no longer than {SHORT}")
-    return found
-
-
-def mixed(alone: Mapping[str, Issue], lane: Lane) -> Issue:
-    """How many times longer operators take to issue among others of all kinds than `alone`, forward and backward."""
-    short, long = (_passes([make() for _ in range(n) for make in _KINDS], (2, 8, 8, 8), lane) for n in (_FEW, _MANY))
-
-    def by_kind(names: Sequence[str], passing: str) -> float:
-        return sum(getattr(alone.get(family_of(name), alone["elementwise"]), passing) for name in names)
-
-    ahead = by_kind(long.forward, "forward_s") - by_kind(short.forward, "forward_s")
-    back = by_kind(long.backward, "backward_s") - by_kind(short.backward, "backward_s")
-    found = Issue((long.forward_s - short.forward_s) / ahead, (long.backward_s - short.backward_s) / back)
-    if min(found.forward_s, found.backward_s) <= 0:
-        raise RuntimeError(f"{_MANY} modules of every kind took no longer than {_FEW}")
-    return found
-
-
-def _passes(modules: Sequence[nn.Module], shape: tuple[int, ...], lane: Lane) -> _Passes:
-    chain = nn.Sequential(*modules).to(lane.device)
-    given = torch.randn(shape, device=lane.device, requires_grad=True)
-
-    def forward() -> Tensor:
-        out: Tensor = chain(given)
-        return out
-
-    def clear() -> None:
-        chain.zero_grad(set_to_none=True)
-        given.grad = None
-
-    out = forward()
-    gradient = torch.ones_like(out)
-    with Recorder(gpu=True) as recorder:
-        out = forward()
-        ahead = len(recorder.ops)
-        out.backward(gradient)
-    names = tuple(op.name for op in recorder.ops)
-    taken: list[tuple[float, float]] = []
-    for _ in range(TRIES):
-        clear()
-        lane.wait()
-        lane.hold(HELD_S)
+    def _once(self) -> tuple[float, float]:
+        self._modules.zero_grad(set_to_none=True)
+        self._given.grad = None
+        self._lane.wait()
+        self._lane.hold(self._held)
         start = time.perf_counter()
-        out = forward()
+        out = self._modules(self._given)
         turn = time.perf_counter()
-        out.backward(gradient)
-        taken.append((turn - start, time.perf_counter() - turn))
-        lane.wait()
-    return _Passes(median(a for a, _ in taken), median(b for _, b in taken), names[:ahead], names[ahead:])
+        out.backward(self._gradient)
+        end = time.perf_counter()
+        self._lane.wait()
+        self._held = max(LEAST_HELD_S, MORE * (end - start))
+        return turn - start, end - turn
 
 
-def updates(lane: Lane) -> Updates:
-    """Of Adam over few and many tensors: what the two differ by is the tensors' part."""
-    few, many = 10, 110
-    found = {}
-    for count in (few, many):
+class _Pair:
+    """A short chain and a long one: what they differ by is some modules, and nothing else."""
+
+    def __init__(self, kinds: Sequence[Callable[[], nn.Module]], counts: tuple[int, int], shape: Any, lane: Lane):
+        chains = [_Chain([make() for _ in range(count) for make in kinds], shape, lane) for count in counts]
+        self.short, self.long = chains
+        self.forward, self.backward = (
+            _beyond(getattr(self.long, passing), getattr(self.short, passing)) for passing in ("forward", "backward")
+        )
+        more = (counts[1] - counts[0]) * len(kinds)
+        if min(len(self.forward), len(self.backward)) < more:  # the seconds would be those of several
+            ahead, back = len(self.forward), len(self.backward)
+            raise RuntimeError(
+                f"{more} modules have {ahead} operators in their forward pass and {back} in their backward pass"
+            )
+
+    def seconds(self) -> tuple[float, float]:
+        """Of what the long one has more, forward and backward."""
+        (long_ahead, long_back), (short_ahead, short_back) = self.long.seconds(), self.short.seconds()
+        return long_ahead - short_ahead, long_back - short_back
+
+
+def _beyond(long: Sequence[str], short: Sequence[str]) -> list[str]:
+    """The names that the first has more."""
+    left = Counter(long)
+    left.subtract(short)
+    return [name for name, count in left.items() for _ in range(count)]
+
+
+@dataclass
+class HostLane:
+    """Seconds of the host to issue operators, read again and again.
+
+    What cannot be had is `missing`, with the reason; the estimate falls back, and says so.
+    """
+
+    lane: Lane
+    missing: dict[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    _pairs: dict[str, _Pair] = field(default_factory=dict)
+    _read: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    _updates: list[Updates] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for family, (make, shape) in _CHAINS.items():
+            self._try(family, lambda make=make, shape=shape: _Pair([make], (SHORT, LONG), shape, self.lane))  # type: ignore[misc]
+        self._try("mixed", lambda: _Pair(_KINDS, (_FEW, _MANY), (2, 8, 8, 8), self.lane))
+        self._steps: list[_Step] = []
+        try:
+            self._steps = [_Step(count, self.lane) for count in (_FEW_TENSORS, _MANY_TENSORS)]
+        except Exception as error:
+            self.missing["host.optimizer"] = _words(error)
+
+    def _try(self, name: str, make: Callable[[], _Pair]) -> None:
+        try:
+            self._pairs[name] = make()
+        except Exception as error:
+            self.missing[f"host.{name}"] = _words(error)
+
+    def read(self) -> None:
+        """One round."""
+        self.rounds += 1
+        for name, pair in self._pairs.items():
+            taken = pair.seconds()
+            if min(taken) > 0:  # else something came between
+                self._read.setdefault(name, []).append(taken)
+        if self._steps:
+            few, many = (step.seconds() for step in self._steps)
+            slope = max(0.0, (many - few) / (_MANY_TENSORS - _FEW_TENSORS))
+            self._updates.append(Updates(max(0.0, few - _FEW_TENSORS * slope), slope))
+
+    @property
+    def issue(self) -> dict[str, Issue]:
+        """By family, seconds of an operator among others of all kinds."""
+        alone = {family: self._alone(family) for family in FAMILIES if family in self._read}
+        if "mixed" not in self._read or "elementwise" not in alone:
+            return alone
+        pair, (ahead, back) = self._pairs["mixed"], _middle(self._read["mixed"])
+        forward, backward = (
+            sum(getattr(alone.get(family_of(name), alone["elementwise"]), f"{passing}_s") for name in names)
+            for passing, names in (("forward", pair.forward), ("backward", pair.backward))
+        )
+        return {
+            family: Issue(one.forward_s * ahead / forward, one.backward_s * back / backward)
+            for family, one in alone.items()
+        }
+
+    def _alone(self, family: str) -> Issue:
+        ahead, back = _middle(self._read[family])
+        return Issue(ahead / len(self._pairs[family].forward), back / len(self._pairs[family].backward))
+
+    @property
+    def updates(self) -> Updates:
+        """Of an optimizer's step."""
+        if not self._updates:
+            return Updates(0.0, 0.0)
+        return Updates(median(one.op_s for one in self._updates), median(one.tensor_s for one in self._updates))
+
+    @property
+    def spread(self) -> float:
+        """How far the rounds are apart: the range of their middle half over their median, of modules of all kinds."""
+        totals = [sum(taken) for taken in self._read.get("mixed", ())]
+        if len(totals) < 3:
+            return 0.0
+        low, middle, high = quantiles(totals, n=4, method="inclusive")
+        return (high - low) / middle
+
+
+def _middle(taken: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    ahead, back = zip(*taken, strict=True)
+    return median(ahead), median(back)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+class _Step:
+    """Adam's step over so many tensors: its seconds for each kind of operator."""
+
+    def __init__(self, count: int, lane: Lane) -> None:
+        self._lane, self._held = lane, 10 * LEAST_HELD_S
         parameters = [nn.Parameter(torch.randn(64, device=lane.device)) for _ in range(count)]
         for parameter in parameters:
             parameter.grad = torch.randn(64, device=lane.device)
-        optimizer = torch.optim.Adam(parameters, foreach=True)
-        optimizer.step()
+        self._optimizer = torch.optim.Adam(parameters, foreach=True)
+        self._optimizer.step()
         with Recorder(gpu=True) as recorder:
-            optimizer.step()
-        kinds = len([op for op in recorder.ops if "foreach" in op.name])
-        if not kinds:
+            self._optimizer.step()
+        self._kinds = len([op for op in recorder.ops if "foreach" in op.name])
+        if not self._kinds:
             raise RuntimeError(f"of {len(recorder.ops)} operators of an optimizer's step none goes over all tensors")
-        taken = []
-        for _ in range(TRIES):
-            lane.wait()
-            lane.hold(HELD_S)
-            start = time.perf_counter()
-            optimizer.step()
-            taken.append(time.perf_counter() - start)
-        lane.wait()
-        found[count] = median(taken) / kinds
-    slope = max(0.0, (found[many] - found[few]) / (many - few))
-    return Updates(max(0.0, found[few] - few * slope), slope)
+
+    def seconds(self) -> float:
+        return median([self._once() for _ in range(TRIES)][1:]) / self._kinds
+
+    def _once(self) -> float:
+        self._lane.wait()
+        self._lane.hold(self._held)
+        start = time.perf_counter()
+        self._optimizer.step()
+        taken = time.perf_counter() - start
+        self._lane.wait()
+        self._held = max(LEAST_HELD_S, MORE * taken)
+        return taken

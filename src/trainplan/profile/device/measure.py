@@ -25,7 +25,7 @@ from trainplan.errors import InputError, RunError
 from trainplan.profile import machine
 from trainplan.profile.device import issue, load
 from trainplan.profile.device.families import ARITHMETIC, VARIANTS
-from trainplan.profile.device.file import TOLERANCE, Curve, DeviceFile, Issue, point
+from trainplan.profile.device.file import TOLERANCE, Curve, DeviceFile, point
 from trainplan.profile.device.grid import Case, cases
 from trainplan.profile.device.kernels import arithmetic, work
 from trainplan.profile.device.load import times
@@ -44,6 +44,7 @@ LONGEST = 1 / 10_000  # of the time, that one call may take: larger shapes are l
 SAVED_EVERY_S = 20.0
 LOOK_EVERY_S = 1.0
 STREAMS = {("copy", "contiguous"), ("elementwise", "add"), ("elementwise", "relu")}  # the rate of memory is theirs
+HOST_ROUNDS = 24  # readings of the host's lane, in the time that there is
 STRIKES = 2  # errors after which a curve is given up
 LOOKS = 3  # runs of the reference for one reading of it
 MEANT = 2.0  # what takes longer than so many times the shortest kernel is slow because of its work
@@ -63,11 +64,10 @@ class Session:
     rates: dict[str, float] = field(default_factory=dict)  # curve → the highest FLOP/s or bytes/s so far
     strikes: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    host: dict[str, Issue] = field(default_factory=dict)
+    host: issue.HostLane | None = None  # none where the host is the device
     sustained: dict[str, float] = field(default_factory=dict)
     warms_from: dict[str, float] = field(default_factory=dict)
     floor_s: float = float("inf")  # the shortest call so far
-    updates: issue.Updates = field(default_factory=lambda: issue.Updates(0.0, 0.0))
     skipped: int = 0
     dead: bool = False  # the device does not answer any more
 
@@ -103,11 +103,14 @@ def measure(
         reference, clock = Reference(at), clock_of(at)
         look = _looks(session, reference, clock, choose)
         look()
+        read_host: Callable[[], None] = lambda: None  # noqa: E731
         if isinstance(clock, DeviceClock):
-            _host_lane(session, clock)
+            read_host = _host_lane(session, clock)
+            read_host()
             _under_load(session, clock, choose)
         every = cases(at.type, _precisions(at), quick)
-        saved = looked = session.elapsed
+        saved = looked = heard = session.elapsed
+        pause = 60 * minutes / HOST_ROUNDS
         for number, case in enumerate(every):
             if session.dead or session.elapsed > 60 * minutes * (USED if _enough(session) else 1.0):
                 session.skipped += len(every) - number
@@ -117,6 +120,9 @@ def measure(
             if not session.dead and session.elapsed - looked > LOOK_EVERY_S:
                 look()
                 looked = session.elapsed
+            if not session.dead and session.elapsed - heard > pause:
+                read_host()
+                heard = session.elapsed
             if output is not None and session.elapsed - saved > SAVED_EVERY_S and _enough(session):
                 assemble(session, whole=False).save(output)
                 saved = session.elapsed
@@ -225,27 +231,26 @@ def _too_long(session: Session, case: Case) -> bool:
     return rate > 0 and work / rate > 60 * session.minutes * LONGEST
 
 
-def _host_lane(session: Session, clock: DeviceClock) -> None:
-    """The host's seconds, family by family; where one cannot be had, the estimate falls back, and says so."""
+def _host_lane(session: Session, clock: DeviceClock) -> Callable[[], None]:
+    """What takes a round of the host's lane; where that fails, it is said once, and not tried again."""
     lane = issue.Lane(session.device, lambda: torch.cuda.synchronize(session.device), clock.hold)
-    for family in issue.FAMILIES:
+    session.host = issue.HostLane(lane)
+
+    def read() -> None:
+        if session.host is None or "host" in session.missing:
+            return
+        collects = gc.isenabled()
+        gc.enable()  # as in training
         try:
-            session.host[family] = issue.issue(family, lane)
+            session.host.read()
         except Exception as error:
-            session.missing[f"host.{family}"] = _first_line(error)
-    try:
-        more = issue.mixed(session.host, lane)
-        session.host = {
-            family: Issue(one.forward_s * more.forward_s, one.backward_s * more.backward_s)
-            for family, one in session.host.items()
-        }
-    except Exception as error:
-        session.missing["host.mixed"] = _first_line(error)
-    try:
-        session.updates = issue.updates(lane)
-    except Exception as error:
-        session.missing["host.optimizer"] = _first_line(error)
-    _settle(session)
+            session.missing["host"] = _first_line(error)
+        finally:
+            if not collects:
+                gc.disable()
+        _settle(session)
+
+    return read
 
 
 def _under_load(session: Session, clock: DeviceClock, choose: Callable[[str], None]) -> None:
@@ -282,7 +287,7 @@ def assemble(session: Session, whole: bool) -> DeviceFile:
             streams.append((case.at.bytes, case.at.bytes / taken))
     name = machine.name_of(session.device)
     sheet = catalogue.device(name) if session.cuda and catalogue.has("device", name) else None
-    missing = dict(session.missing)
+    missing = session.missing | (session.host.missing if session.host else {})
     peak = dict(sheet.flops) if sheet else {}
     for precision in [p for p in peak if ceiling.get(p, 0.0) > peak[p] * TOLERANCE]:
         missing[f"peak.{precision}"] = f"the catalogue's {tflops(peak.pop(precision))} is below what was measured"
@@ -305,14 +310,16 @@ def assemble(session: Session, whole: bool) -> DeviceFile:
         ceiling=ceiling,
         memory_rate=memory_rate,
         floor_s=min(seconds.values()),
-        host=dict(session.host),
-        update_op_s=session.updates.op_s,
-        update_tensor_s=session.updates.tensor_s,
+        host=session.host.issue if session.host else {},
+        update_op_s=session.host.updates.op_s if session.host else 0.0,
+        update_tensor_s=session.host.updates.tensor_s if session.host else 0.0,
         curves=_curves(seconds, check=False),
         checks=_curves(seconds, check=True),
         missing=missing,
         sustained=dict(session.sustained),
         warms_from=dict(session.warms_from),
+        host_rounds=session.host.rounds if session.host else 0,
+        host_spread=round(session.host.spread, 4) if session.host else 0.0,
         skipped=session.skipped,
         whole=whole,
     )
