@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BIAS = "b"
 CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
 
 
@@ -25,6 +26,7 @@ class Op:
     precision: str = ""  # of the numbers that it reads: fp32, bf16, fp16, fp64; "": none of them
     # How its tensors lie in memory. Of a product's two factors: n by rows, t by columns. Of what is element by element:
     # s, some are spread out or repeated; t, they are not in the same order. Of a sum: t, of numbers that are far apart.
-    # Of a norm, a softmax or a convolution: an s or a t for each tensor that it has to put in a row first.
+    # Of a norm, a softmax or a convolution: an s or a t for each tensor that it has to put in a row first; of a
+    # convolution, BIAS if it has one.
     layout: str = ""
     elements: int = 0  # of the largest tensor that it reads or writes

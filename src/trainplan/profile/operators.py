@@ -21,7 +21,7 @@ from trainplan.profile.attention import Gpu
 from trainplan.profile.device.families import REDUCTIONS, convolution_flops
 from trainplan.profile.memory import storage_bytes
 from trainplan.profile.on_gpu import shown
-from trainplan.profile.op import Op
+from trainplan.profile.op import BIAS, Op
 from trainplan.profile.traced import Life
 
 aten = torch.ops.aten
@@ -267,7 +267,9 @@ def _layout(function: Any, args: Any, out: Any) -> str:
     if name == "cat":
         return "" if all(tensor.is_contiguous() for tensor in args[0]) else "s"
     if name in _IN_A_ROW:
-        return "".join(_copied_first(name, args[place], args) for place in _IN_A_ROW[name])
+        found = "".join(_copied_first(name, args[place], args) for place in _IN_A_ROW[name])
+        biased = args[10][2] if name == "convolution_backward" else "convolution" in name and args[2] is not None
+        return found + BIAS * bool(biased)
     if name in _COPIES or torch.Tag.pointwise in function.tags:
         return _order([t for t in (*args, *pytree.tree_leaves(out)) if isinstance(t, Tensor)])
     return ""

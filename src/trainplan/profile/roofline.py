@@ -17,7 +17,7 @@ from trainplan.errors import InputError, nearest
 from trainplan.profile.device.families import PRECISIONS, convolution_flops, family_of, place, places
 from trainplan.profile.device.model import Model, tiled
 from trainplan.profile.efficiency import Efficiency, efficiency
-from trainplan.profile.op import CONVOLUTIONS, Op
+from trainplan.profile.op import BIAS, CONVOLUTIONS, Op
 from trainplan.profile.winograd import winograd
 from trainplan.units import percent
 
@@ -43,6 +43,10 @@ KERNEL_S = Efficiency().kernel_s
 # H200, torch 2.11: 27 to 42 µs forward, 33 to 51 µs backward).
 ISSUE_FORWARD_S, ISSUE_BACKWARD_S = 30e-6, 45e-6
 FOREACH_TENSOR_S = 3e-6  # of the host for each tensor that an operator of an update goes over (same machine)
+_BESIDE: dict[Pass, str] = {
+    "forward": "elementwise",
+    "backward": "reduction",
+}  # how the bias of a convolution is issued
 CPU_OP_S = 5e-6  # of a CPU worker for calling an operator at all (assumed)
 
 
@@ -217,6 +221,9 @@ def issue_seconds(ops: Sequence[Op], passing: Pass, speed: Speed) -> float:
     for op in ops:
         known = host.get(family_of(op.name), like)
         total += usual if known is None else getattr(known, f"{passing}_s")
+        if op.name in CONVOLUTIONS and BIAS in op.layout:  # cudnn has none, so it is added afterwards, and summed
+            beside = host.get(_BESIDE[passing], like)
+            total += usual if beside is None else getattr(beside, f"{passing}_s")
     return total
 
 

@@ -26,6 +26,7 @@ ATTENTION = {
     "_scaled_dot_product_attention_math_for_mps",
 }  # fmt: skip
 LOSS = {"_log_softmax"}
+ADDITIONS = {"add", "add_"}
 # What treats the elements of a slice, or its heads, by themselves.
 FRIENDLY = BATCHED | ATTENTION | {
     "view", "_unsafe_view", "t", "transpose", "permute", "reshape", "expand", "unbind", "select", "slice", "split",
@@ -130,10 +131,13 @@ def _attempt(
         meets = [
             s for s in step.reads if not of.get(s.storage) and s.storage not in weights and s.elements >= widest > 1
         ]
-        if step.name not in FRIENDLY or (meets and step.name not in ATTENTION | BATCHED and step.writes):
-            what = "a norm or another operator over all of it" if step.name not in FRIENDLY else "a residual connection"
+        friendly = step.name in FRIENDLY or _same_view(step)
+        if not friendly or (meets and step.name not in ATTENTION | BATCHED and step.writes):
+            what = "a residual connection" if friendly else "a norm or another operator over all of it"
             failed.update(dict.fromkeys(origins, f"what it writes goes into {step.name}, {what}"))
             continue
+        if step.name in ADDITIONS:  # a bias that is not the product's own
+            found.biases |= {s.storage for s in step.reads if s.storage in weights and s.shape == _width(step)}
         if step.name in ATTENTION:
             heads = {("heads", seen.shape[-3]) for seen in step.reads[:3]}
             for key in origins:
@@ -153,6 +157,16 @@ def _attempt(
             count, found.table, found.embedded = max(embeddings, key=lambda item: item[0])
             found.divides.add(("vocabulary", count))
     return found, failed
+
+
+def _same_view(step: Step) -> bool:
+    """Whether a step only says in which order the same numbers lie, as attention on a GPU leaves them."""
+    return step.name == "as_strided" and step.reads[0].shape == step.writes[0].shape
+
+
+def _width(step: Step) -> tuple[int, ...]:
+    """The shape of a bias of what a step writes."""
+    return step.writes[0].shape[-1:] if step.writes else ()
 
 
 def marks(steps: Iterable[Step], found: Cuts, weights: Collection[int]) -> Marks:

@@ -24,8 +24,8 @@ WORTH = {
     },
     "convolution": {
         "size": 0.25, "ins": 0.25, "outs": 0.25, "places": 0.12, "kernel": 0.5, "stride": 1.0, "grouped": 1.0,
-        "groups": 0.3, "depthwise": 0.5, "even": 0.25, "tiles": 0.15, "pointwise": 0.15, "even_pointwise": 0.6, "even_places": 0.1,
-        "weight": 1.2, "input": 3.0,
+        "groups": 0.3, "depthwise": 0.5, "even": 0.25, "tiles": 0.15, "pointwise": 0.15, "even_pointwise": 0.6,
+        "even_places": 0.1, "weight": 1.2, "input": 3.0,
     },
     "attention": {"size": 0.25, "width": 0.25, "variant": 0.5},
     "elementwise": {"size": 0.2, "variant": 1.2},

@@ -194,7 +194,9 @@ def _copies(layout: str, elements: int) -> tuple[Place, ...]:
     What takes time is to find each number, however many bytes it has and however many tensors there are.
     """
     ways = {"s": "strided", "t": "transposed"}
-    return tuple(place("copy", ways[letter], "fp32", (max(1, _FOUND * elements),)) for letter in layout)
+    return tuple(
+        place("copy", ways[letter], "fp32", (max(1, _FOUND * elements),)) for letter in layout if letter in ways
+    )
 
 
 def family_of(name: str) -> str:
