@@ -320,6 +320,35 @@ def test_the_lane_of_the_host():
     assert (lane.rounds, lane.spread > 0) == (3, True)
 
 
+def test_numbers_that_lie_apart_are_found_one_by_one():
+    """By numbers, not by bytes; what norms and convolutions copy first comes on top."""
+    add = Op("add", 0.0, 2 * 2**20, 2**20, precision="bf16", elements=2**19)
+    assert [(at.family, at.bytes) for at in places(add, "fp32")] == [("elementwise", 3 * 2**20)]
+    for layout, variant in (("s", "strided"), ("t", "transposed")):
+        [at] = places(replace(add, layout=layout), "fp32")
+        assert (at.family, at.variant, at.bytes) == ("copy", variant, 8 * 2**19)
+    norm = Op("native_layer_norm_backward", 0.0, 8, 8, (64,), precision="fp32", layout="ts", elements=100)
+    assert [at.variant for at in places(norm, "fp32")] == ["transposed", "strided", "layer_norm_backward"]
+    image = Op("convolution", 1.0, 8, 8, (2, 3, 4, 25, 9, 1, 1), precision="fp32", layout="tb")
+    assert places(image, "fp32")[0].bytes == 8 * 2 * 3 * 25
+    assert [at.variant for at in places(image, "fp32")] == ["transposed", "forward"]
+
+
+def test_the_bias_of_a_convolution_is_issued_beside_it():
+    speed = speed_of(device("H200"), "fp32", known.model_of(device("H200")))
+    plain = Op("convolution_backward", 1.0, 8, 8, (2, 3, 4, 25, 9, 1, 1), precision="fp32")
+    host = speed.model.file.host
+    more = issue_seconds([replace(plain, layout="b")], "backward", speed) - issue_seconds([plain], "backward", speed)
+    assert more == pytest.approx(host["reduction"].backward_s)
+
+
+def test_copies_in_pieces_that_were_not_measured_are_between_the_others():
+    model = Model(replace(paper(), curves=tuple(curve for curve in paper().curves if curve.variant != "strided")))
+    ways = [model.seconds(place("copy", way, "fp32", (2**26,))) for way in ("contiguous", "strided", "transposed")]
+    assert ways == sorted(ways)
+    assert "copy.strided.fp32" in model.stood_in
+
+
 def test_a_host_that_is_slow_for_a_while_is_not_a_slow_host(monkeypatch):
     """Of nine rounds three were twice as slow, in all chains: the median knows of it, and the spread tells it."""
     lane = issue.HostLane(issue.Lane(torch.device("cpu"), lambda: None, lambda seconds: None))
@@ -382,6 +411,17 @@ def test_measuring_a_gpu(tmp_path):
     assert found.processors > 10
     assert 0 < found.floor_s < 2e-5
     assert found.update_tensor_s > 0
+
+
+@pytest.mark.gpu
+def test_copies_take_longer_the_more_their_numbers_are_apart_on_a_gpu():
+    here = torch.device("cuda", 0)
+    clock, taken = clock_of(here), {}
+    for variant in ("contiguous", "strided", "transposed"):
+        call = kernels.work(place("copy", variant, "fp32", (2**28,)), here, 2**25)
+        for _ in range(3):
+            taken[variant] = clock.time(variant, call).run_s
+    assert taken["contiguous"] < 0.9 * taken["strided"] < 0.9 * taken["transposed"]
 
 
 @pytest.mark.gpu

@@ -24,12 +24,12 @@ MOST_NUMBERS = 2**27  # of a tensor
 COUNTS = {
     "product": (2400, 2400, 1500, 240),
     "convolution": (5000, 5000, 450, 300),
-    "attention": (480, 0, 260, 120),
+    "attention": (640, 0, 400, 120),
     "elementwise": (60, 0, 60, 0),
     "pooling": (60, 0, 60, 0),
-    "copy": (60, 0, 0, 0),
-    "reduction": (150, 0, 150, 0),
-    "normalisation": (200, 0, 200, 0),
+    "copy": (100, 0, 0, 0),
+    "reduction": (200, 0, 200, 0),
+    "normalisation": (600, 0, 600, 0),
     "gather": (100, 0, 100, 0),
     "optimizer": (160, 0, 0, 0),
 }
