@@ -64,6 +64,7 @@ class Blocks:
         self.parts = self.forward + float(np.minimum(parts, backward).sum())
         issued = by_block(profile, "forward_issue_s", samples) + by_block(profile, "backward_issue_s", samples)
         self.issue = float(issued.sum()) / fastest
+        self.hosted = self.issue * joint  # as part of the seconds above: hosts do not differ where devices do
         # Beside passes, of one stage: adding up gradients, and the optimizer's step.
         self.accumulate = sum(block.accumulate_s for block in profile.blocks) / fastest
         self.update = profile.update_s(0, len(profile.blocks)) / fastest

@@ -144,7 +144,9 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device
     twice = again.sum(axis=1)
     but = rows.most * np.minimum(rows.lines, micro) * twice[rows.large]
     work = whole + np.where(rows.full | rows.most, np.maximum(all_of_them(twice) - but, 0.0), 0.0)
-    found = np.maximum(work * rows.slowest, all_of_them(issue) * (not device)) / rows.ranks
+    hosted = all_of_them(np.array([part.hosted for part in parts])) * np.where(rows.full | rows.most, 2, 1)
+    slowest = work + (rows.slowest - 1) * np.maximum(work - hosted, 0.0)  # of the replica with the slowest devices
+    found = np.maximum(slowest, all_of_them(issue) * (not device)) / rows.ranks
     # The best cuts: of orders in turn with what goes before a stage, of gpipe with one micro-batch less.
     several, gpipe = pp > 1, (schedule == _SCHEDULE["gpipe"]) & ~rows.spread
     in_turn, two_ways = np.isin(schedule, _IN_TURN), np.isin(schedule, _TWO_WAYS)
@@ -165,7 +167,7 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device
     busy = np.where(zero == 3, micro * (gathers + sums), np.where(zero == 2, gathers + micro * sums, 0.0))
     last = backward[rows.large] + np.where(rows.full, twice[rows.large], 0.0)
     accumulate, update = (np.array([getattr(part, name) for part in parts])[rows.small] for name in _BESIDE)
-    alone = work * rows.slowest + (micro - 1) * accumulate + np.where(zero == 0, update, 0.0)
+    alone = slowest + (micro - 1) * accumulate + np.where(zero == 0, update, 0.0)
     talk = np.maximum(work - last + late + sums, busy)
     found = np.where(several, found, np.maximum(found, np.maximum(alone, talk)))
     # Gradients of weights can be left for the time in which the next step has begun: only their work is certain.
