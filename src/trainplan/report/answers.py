@@ -192,7 +192,7 @@ class Recommended:
 def _nothing(r: Recommendation) -> str:
     """Why there is no table."""
     if not r.missed:
-        return "nothing fits"
+        return r.note
     near = "; ".join(f"{title(row.prediction.plan)} {row.by}" for row in r.missed)
     return f"nothing keeps to what was asked. The nearest: {near}"
 

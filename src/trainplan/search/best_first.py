@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainplan.plan.plan import Plan
+from trainplan.plan.plan import WORDS, Plan
 from trainplan.predict.predict import Prediction
 from trainplan.predict.speeds import speeds
-from trainplan.program.program import Bools
+from trainplan.program.program import Bools, Ints
 from trainplan.search.closer import Closer
 from trainplan.search.columns import FIELDS, Space
 from trainplan.search.distinct import Standing
@@ -36,7 +36,9 @@ Progress = Callable[[str, float], None]
 WORK = 100_000  # passes that are simulated, all in all
 _EACH = 200  # of them every plan costs, however small it is
 _CUT = 8  # … and cutting one
+_LONGER = 4  # times as much work, where nothing was found yet that fits
 SEEDS = 8  # plans that are simulated first, of different shapes
+_FULL = WORDS["recompute"].index("full")
 
 
 @dataclass(frozen=True)
@@ -98,17 +100,22 @@ def best_first(
         bound, stages = closer(row)
         if np.isfinite(bound):
             simulate(row, stages)
+    for row in _light(space, known, order, work) if standing.best == np.inf else ():
+        bound, stages = closer(row)
+        if np.isfinite(bound) and standing.best == np.inf:
+            simulate(row, stages)
     while True:
         lowest = min(bounds[place] if place < len(order) else np.inf, cut[0][0] if cut else np.inf)
-        if lowest >= standing.last or np.isinf(lowest) or spent >= work:
+        if lowest >= standing.last or np.isinf(lowest) or spent >= work * (1 if standing.best < np.inf else _LONGER):
             break
         if not cut or cut[0][0] > lowest:
             row = int(order[place])
             place += 1
             if row in done or standing.beaten(space.sketch(row), lowest):
                 continue
+            before = closer.cut_work
             bound, stages = closer(row)
-            spent += _CUT
+            spent += _CUT + closer.cut_work - before
             if np.isfinite(bound):
                 heapq.heappush(cut, (max(lowest, objective.closer(space, row, bound, closer.bytes[row])), row, stages))
             continue
@@ -174,7 +181,7 @@ def cost(sketch: Plan) -> float:
 
 def _seeds(space: Space, known: Floors, order: np.ndarray, work: float) -> list[int]:
     """Rows that are likely to be fast, of different numbers of replicas and stages, as far as they are little work; and
-    one device, which every answer says something about."""
+    before them one device, which every answer says something about."""
     guess: Floats = likely(space, known, order)
     found: dict[tuple[int, ...], int] = {}
     few = np.append(order[space.ranks[order] == 1][:1], order[np.argsort(guess, kind="stable")[: 50 * SEEDS]])
@@ -183,3 +190,10 @@ def _seeds(space: Space, known: Floors, order: np.ndarray, work: float) -> list[
         if len(found) < SEEDS and shape not in found and cost(space.sketch(row)) < work / (4 * SEEDS):
             found[shape] = row
     return list(found.values())
+
+
+def _light(space: Space, known: Floors, order: Ints, work: float) -> list[int]:
+    """Rows that are likely to fit, should none of the fast ones: recomputed, of few stages, least bytes first."""
+    rows = order[space.column("recompute")[order] == _FULL]
+    rows = rows[np.lexsort((known.bytes[rows], space.column("pp")[rows]))[: 50 * SEEDS]]
+    return [row for row in rows.tolist() if cost(space.sketch(row)) < work / (4 * SEEDS)][:SEEDS]

@@ -21,6 +21,8 @@ from trainplan.solve.limits import usable
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.resolve import cuts
 
+_A_PASS = 3200  # entries of a partitioner's table that take as long as simulating a pass
+
 
 class Closer:
     """What a plan cannot beat once it is cut; what several plans share is worked out once."""
@@ -30,6 +32,7 @@ class Closer:
         self.by_variant: dict[int, Tables] = {}
         self.usable, self.room, self.own = usable(space.cluster), room(space.cluster), context(space.cluster)
         self.too_big = 0
+        self.cut_work = 0.0  # that cutting took so far, in passes that could have been simulated instead
         self.bytes: dict[int, float] = {}  # by row, that the fullest rank has at least, once it is cut
         self._mixed = len(space.cluster.kinds) > 1
         # Where ranks slow each other down, or hosts are devices, `solve/least.py` knows more.
@@ -60,6 +63,7 @@ class Closer:
         if sketch.pp > 1:
             if key not in self._cuts:
                 self._cuts[key] = cuts(sketch, space.cluster, space.batch, self.tables(row), self.usable)
+                self.cut_work += sketch.wanted * sketch.blocks**2 / _A_PASS
             stages = self._cuts[key]
             if sketch.spread:
                 turns = _of_several(sketch, stages, small, float(self.known.hop[row]), space.cluster)

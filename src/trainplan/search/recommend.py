@@ -89,7 +89,7 @@ def recommend(
         ranked=tuple(_ranked(p, ranked[0], profile, cluster, wishes) for p in ranked),
         rejected=tuple(rejected(found, ranked[0].step_s if ranked else float("inf"))) if not missed else (),
         single=single,
-        note=_note(single, ranked, wishes),
+        note=_note(single, ranked, wishes, found.left),
         considered=len(whole),
         simulated=simulated,
         left=found.left,
@@ -143,10 +143,10 @@ def _ranked(p: Prediction, winner: Prediction, profile: Profile, cluster: Cluste
     return Ranked(p, f"{words}; {reason(p, own, cluster)}")
 
 
-def _note(single: Prediction, ranked: list[Prediction], wishes: Wishes) -> str:
+def _note(single: Prediction, ranked: list[Prediction], wishes: Wishes, left: int) -> str:
     """Whether distributing is worth it."""
     if not ranked:
-        return "nothing fits"
+        return "nothing fits" if not left else f"nothing was found that fits, and {left:,} plans were left"
     if wishes.best is TIME:
         return one_device(single, ranked[0], next((p for p in ranked if p.plan.world > 1), None))
     if not single.fits:
