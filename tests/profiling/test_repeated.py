@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainplan.profile import modelled as way
 from trainplan.profile.attention import Gpu
@@ -96,6 +97,13 @@ def test_a_hugging_face_model_of_eight_layers():
     found = modelled(load(name), (), Gpu(), quietly)
     assert len({block.identity for block in found.traces[0].blocks}) == 5 < len(found.base.blocks)
     assert found.base.parameter_count == sum(p.numel() for p in load(name).build().parameters())
+
+
+def test_lots_that_leave_out_no_layer_do_not_keep_a_model_from_being_short():
+    with FakeTensorMode(), way._Names() as names:
+        left_out = bool(torch.rand([]) < 0.0)
+    assert not left_out
+    assert [name for name, _ in names.seen] == ["aten.rand.default", "aten.lt.Scalar"]
 
 
 def test_layers_come_back_after_a_short_look():

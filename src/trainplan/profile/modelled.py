@@ -201,6 +201,9 @@ class _Names(TorchDispatchMode):
         self.seen: list[Any] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
+            # Whether to leave a layer out, which some models draw lots for. What is captured leaves out none.
+            return False
         out = function(*args, **(kwargs or {}))
         shapes = tuple(tuple(leaf.shape) for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor))
         self.seen.append((str(function), shapes))
