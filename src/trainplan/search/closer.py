@@ -14,7 +14,7 @@ from trainplan.program.program import Ints
 from trainplan.program.schedules import orders_of
 from trainplan.search.blocks import Blocks
 from trainplan.search.columns import Space
-from trainplan.search.floor import Floors, context, room
+from trainplan.search.floor import Floors, context, room, unlike
 from trainplan.search.talk import summed
 from trainplan.solve.least import Least
 from trainplan.solve.limits import usable
@@ -77,7 +77,7 @@ class Closer:
             bound = max(bound, _exchanging(sketch, stages, small, rate))
             bound = max(bound, _summing(sketch, stages, small, rate))
         most = self._most(sketch, stages, small, large, larger, key)
-        self.bytes[row] = max(self.bytes[row], most + self.own)
+        self.bytes[row] = max(self.bytes[row], (most + self.own) * unlike(space.cluster))
         if most > self.room:
             self.too_big += 1
             return float("inf"), stages

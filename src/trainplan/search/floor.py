@@ -206,9 +206,8 @@ def _bytes(space: Space, parts: list[Blocks], small: Ints) -> Floats:
     weights, states, least = (np.array([getattr(part, name).sum() for part in parts])[small] for name in names)
     zero, sharers = space.column("zero"), _sharers(space)
     lasting = weights / np.where(zero == 3, sharers, 1) + states / np.where(zero > 0, sharers, 1)
-    return np.asarray((lasting + least) * space.column("dp") * space.column("tp") / space.ranks) + context(
-        space.cluster
-    )
+    own = (lasting + least) * space.column("dp") * space.column("tp") / space.ranks
+    return np.asarray(own + context(space.cluster)) * unlike(space.cluster)
 
 
 def _sharers(space: Space) -> Ints:
@@ -304,6 +303,13 @@ def _fits(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger: I
         np.stack([saved, read, least]), weights, gradients, states, small, large, larger, kept, dp, _sharers(space),
         pp, micro, zero, chunks, schedule, np.isin(schedule, _TWO_WAYS), words, room(space.cluster),
     )  # fmt: skip
+
+
+def unlike(cluster: Cluster) -> float:
+    """The memory of the smallest device in units of the largest one's: a plan's peak is that of the rank which is
+    nearest to its limit, and of unlike devices another one may have so many times as much."""
+    sizes = [device.memory_bytes for device in cluster.kinds.values()]
+    return min(sizes) / max(sizes)
 
 
 def context(cluster: Cluster) -> float:
