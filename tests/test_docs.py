@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from trainplan.cluster.probe.probe import probe
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Run in order, in one folder: later commands use what earlier ones wrote.
@@ -28,6 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("docs")
     for name in ("examples", "benchmarks", "docs", "src"):
         (place / name).symlink_to(ROOT / name)
+    with pytest.MonkeyPatch.context() as patch:  # this machine, known already: commands need not probe it at length
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        probe(quick=True)
     return place
 
 

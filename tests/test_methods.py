@@ -127,3 +127,5 @@ def test_words_that_do_not_go_together(profile, there):
         asked(profile, there, "thesis", results=["x"])
     with pytest.raises(InputError, match="our model only"):
         asked(profile, there, "thesis", predicted="bf16")
+    with pytest.raises(InputError, match="searches all plans"):
+        asked(profile, there, "model", candidates="ddp")

@@ -188,7 +188,7 @@ def recommend(
     from trainplan.search.wishes import wishes_of
 
     wishes = wishes_of(objective, deadline, budget, epochs, devices, synchronous, framework, study)
-    check_method(method, results, predicted, wishes.words)
+    check_method(method, results, predicted, wishes.words, candidates)
     if method != "model":
         s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer), method == "data")
         return choose(method, s, memory, results, steps, candidates)

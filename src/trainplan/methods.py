@@ -24,7 +24,9 @@ OF_THE_THESIS = ("single", "horovod", "gpipe")  # what it has equations for
 SCALING = ("single", "ddp", "naive", "gpipe", "dapple")  # what a law of scaling is assumed for
 
 
-def check_method(method: str, results: Sequence[str], predicted: str, wishes: str = "") -> None:
+def check_method(
+    method: str, results: Sequence[str], predicted: str, wishes: str = "", candidates: str = ""
+) -> None:  # fmt: skip
     """Refused where the words do not go together, before anything is measured."""
     if method not in METHODS:
         raise InputError(f"--method {method}", f"the methods are {', '.join(METHODS)}", nearest(method, METHODS))
@@ -32,6 +34,9 @@ def check_method(method: str, results: Sequence[str], predicted: str, wishes: st
         why = "it reads results of the suite" if method == "benchmark" else f"{method} reads no results"
         instead = "--results FOLDER, which trainplan bench run wrote" if method == "benchmark" else "--method benchmark"
         raise InputError(f"--method {method} {'without' if not results else 'with'} --results", why, instead)
+    if method == "model" and candidates:
+        why = "our model searches all plans, not a list of systems"
+        raise InputError(f"--candidates {candidates}", why, "--method thesis, or leaving it out")
     if method != "model" and predicted:
         why = "plans that are not run yet are known to our model only"
         raise InputError(f"--method {method} --predicted {predicted}", why, "--method model")

@@ -71,7 +71,7 @@ def link(request: pytest.FixtureRequest) -> Iterator[SlowLink]:
 
 
 @needs_root
-@pytest.mark.parametrize("link", [0.0, 0.02], indirect=True)
+@pytest.mark.parametrize("link", [pytest.param(0.0, marks=pytest.mark.slow), 0.02], indirect=True)
 def test_messages_take_as_long_as_the_link_says(link: SlowLink) -> None:
     delay = link.delay_s
     short = min(pool(2).run(there_and_back, 1)[0])

@@ -50,7 +50,7 @@ def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path) -> None
     ("trouble", "chosen", "noticed"),
     [
         ("raise on rank 1", PIPELINE, ""),
-        ("kill on rank 1", PIPELINE, "waiting for rank 1 failed"),
+        pytest.param("kill on rank 1", PIPELINE, "waiting for rank 1 failed", marks=pytest.mark.slow),
         ("kill on rank 1", REPLICAS, "rank-0: .*Connection (closed|reset) by peer"),
     ],
     ids=["raises in a pipeline", "is killed in a pipeline", "is killed among replicas"],
@@ -72,7 +72,7 @@ def test_a_failing_rank_stops_all_ranks(
         assert re.search(noticed, str(error.value))
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_whoever_is_ended_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C, and what schedulers send: both go through the command, whose ranks are in a group of their own."""
     script = (

@@ -41,7 +41,9 @@ def found(machines: list[tuple[Profile, Cluster]], top: int = 3, **words) -> tup
 
 @pytest.mark.system("budget", "S")
 @pytest.mark.parametrize("asked", [{"deadline": 4000.0}, {"budget": 9.0}])
-def test_the_best_machines_are_those_of_searching_each(machines: list[tuple[Profile, Cluster]], asked: dict) -> None:
+def test_budget_chooses_the_machines_that_searching_each_would(
+    machines: list[tuple[Profile, Cluster]], asked: dict
+) -> None:
     answer, wishes = found(machines, **asked)
     each = [recommend(profile, there, BATCH, top=1, wishes=wishes) for profile, there in machines]
     values = sorted(wishes.best.value(one.best) for one in each if one.ranked)

@@ -131,7 +131,7 @@ def written(path: Path, asynchronous: float) -> str:
 
 @pytest.mark.system("time-to-accuracy", "P")
 @pytest.mark.system("time-to-accuracy", "S")
-def test_accuracy_is_epochs_times_seconds_of_a_study_that_is_named(tmp_path: Path) -> None:
+def test_time_to_accuracy_is_epochs_times_seconds_of_a_study_that_is_named(tmp_path: Path) -> None:
     """Who waits for nobody is first where that takes fewer epochs, and not in the table where it takes many more."""
     there = cluster("4xA100-80")
     few, many = (written(tmp_path / f"{times}.json", times) for times in (0.5, 50.0))
