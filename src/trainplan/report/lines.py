@@ -71,8 +71,12 @@ def search_lines(found: Recommendation) -> list[str]:
         none = f"so none is {objective.than} than the first"
         if found.better:
             none = f"so one may be {percent(found.gap)} {objective.than} than the first that was found"
-        lines.append(f"bound    no plan that fits {objective.verb} less than {objective.words(found.bound)}, {none}")
-        lines.append("         (as the solver cuts them, with usual buckets, before others are tried out for the best)")
+        lines.append(
+            f"bound    with cuts and buckets as usual no plan that fits {objective.verb} less than "
+            f"{objective.words(found.bound)}, {none}"
+        )
+        if found.ranked and objective.value(found.best) < found.bound:
+            lines.append(f"         (others were tried out for it: {objective.words(objective.value(found.best))})")
     if found.left:
         of = f", {found.better:,} of them to be the best" if found.better else ", none of them to be the best"
         lines.append(f"         stopped early: {found.left:,} plans were left that may have a place in the table{of}")

@@ -76,7 +76,8 @@ class Recommendation:
     profile: Profile = field(repr=False)
     cluster: Cluster = field(repr=False)
     # How many values each field of a plan has in the space, how many plans do not fit by their bounds alone, what no
-    # plan that fits can beat, in units of the objective, and how many may be better than the best that was found.
+    # plan that fits can beat, in units of the objective (before other cuts, buckets and exchanges are tried out for
+    # those in the table), and how many may be better than the best that was found.
     sizes: dict[str, int] = field(default_factory=dict)
     too_big: int = 0
     bound: float | None = None
@@ -88,7 +89,7 @@ class Recommendation:
 
     @property
     def bound_s(self) -> float | None:
-        """What no plan that fits can beat, in seconds; None: it was not searched for time, or nothing fits."""
+        """What no plan that fits can beat as it is first cut, in seconds; None: another objective, or none fits."""
         return self.bound if self.wishes.best is TIME else None
 
     @property
