@@ -32,7 +32,7 @@ NETWORKS = {
 }
 PLANS = [
     "dp=2", "dp=4", "dp=4 exchange=ring", "zero=1 dp=4", "zero=2 dp=2", "pp=2 schedule=gpipe micro=4",
-    "pp=4 schedule=1f1b micro=8",
+    "pp=4 schedule=1f1b micro=8", "zero=3 dp=4", "zero=1 dp=2",
 ]  # fmt: skip
 
 
