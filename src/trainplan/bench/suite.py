@@ -259,6 +259,7 @@ def reason(error: BaseException) -> str:
 
 def _hold_to(rank: int, world: int, size: int) -> None:
     """From now on this process may have so many bytes of its GPU in tensors."""
+    torch.cuda.empty_cache()  # what the allocator has kept is not asked for again, so no limit would stop it
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, max(0.0, size / total)))
 
