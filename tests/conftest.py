@@ -31,6 +31,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "system(key, letter): this test backs a letter (P, S, R) of a system")
     config.stash[EVIDENCE] = evidence.Evidence(config)
     config.pluginmanager.register(config.stash[EVIDENCE])
+    config.pluginmanager.register(turns)
     if "PYTEST_XDIST_WORKER" in os.environ:
         config.pluginmanager.register(turns.Turns())
 

@@ -1,15 +1,17 @@
 """The docs tell the truth: their commands run, their generated tables are current, their links lead somewhere."""
 
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from typer.testing import CliRunner
 
+from trainplan import cli
+from trainplan.bench.pool import stop_pools
 from trainplan.cluster.probe.probe import probe
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +27,7 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder that looks like a clone, with a cache of its own."""
     place = tmp_path_factory.mktemp("docs")
     for name in ("examples", "benchmarks", "docs", "src"):
@@ -33,18 +35,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:  # this machine, known already: commands need not probe it at length
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
         probe(quick=True)
-    return place
+    stop_pools()  # processes that are kept would stay in the folder where they were started
+    yield place
+    stop_pools()
 
 
 @pytest.mark.parametrize("line", [c for c in COMMANDS if c.startswith("trainplan ")])
-def test_command(line: str, folder: Path, forked_python: str) -> None:
-    words = shlex.split(line)
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "160"}
-    command = [forked_python, "-m", "trainplan.cli", *words[1:]]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+@pytest.mark.usefixtures("quick_start")
+def test_command(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: elsewhere most commands would take less than to make a process ready for them."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setenv("COLUMNS", "160")
+    done = CliRunner().invoke(cli.app, shlex.split(line)[1:], catch_exceptions=False)
+    assert done.exit_code == 0, done.output[-4000:]
     assert done.stdout.strip()
 
 

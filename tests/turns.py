@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # Files that take longest come first: the processes should end at the same time.
 LONGEST_FIRST = (
@@ -30,6 +32,22 @@ def place(nodeid: str) -> int:
     (0, 11)
     """
     return next((n for n, part in enumerate(LONGEST_FIRST) if f"tests/{part}" in nodeid), len(LONGEST_FIRST))
+
+
+# Files that share what takes long to make, so one process runs them: the second finds what the first has made.
+TOGETHER = {"tests/engine/test_timeline.py": "tests/engine/test_equality.py"}
+
+
+class Files(LoadFileScheduling):
+    """As `--dist loadfile`, but some files go together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return TOGETHER.get(file, file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Files | None:
+    return Files(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @contextmanager

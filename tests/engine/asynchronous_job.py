@@ -33,7 +33,7 @@ def train(
     """Train some steps, every worker with a pause of its own before each; servers repeat a record, if there is one."""
     job, model, captured = jobs.built(name, optimizer, **fields)
     values = jobs.values_of(model)
-    trainer = Trainer(plan, job, captured, lambda names: values, seed=7)
+    trainer = Trainer(plan, job, captured, lambda names: values, shape=jobs.shape_of(name, **fields), seed=7)
     if records and trainer.is_server:
         trainer.record_again = records[rank - plan.workers]
     losses = []

@@ -12,6 +12,8 @@ from trainplan.engine.trainer import Trainer
 from trainplan.engine.worker import gradients_kept, whole_state
 from trainplan.plan.plan import Plan
 from trainplan.profile.capture.captured import capture
+from trainplan.profile.profile import Profile
+from trainplan.profile.structure import structure
 
 
 def values_of(model) -> dict[str, torch.Tensor]:
@@ -32,6 +34,14 @@ def built(name: str, optimizer: str, **fields):
     return job, job.build(), captured_once(name, fields.get("single", False))
 
 
+@cache
+def shape_of(name: str, single: bool = False, clip_norm: float = 0.0, **fields) -> Profile:
+    """What a plan is lowered with. A trainer that is not given it finds it by a step on the meta device, which takes
+    longer than the steps of these models."""
+    job = workload(name, single=single, clip_norm=clip_norm, **fields)
+    return structure(captured_once(name, single), job, job.inputs(2, 0))
+
+
 def train(
     rank: int,
     world: int,
@@ -47,7 +57,8 @@ def train(
     """Train some steps under a plan; what this rank holds afterwards, and its events."""
     job, model, captured = built(name, optimizer, **fields)
     values = values_of(model)
-    trainer = Trainer(plan, job, captured, lambda names: values, seed=7, backend=backend, device=device)
+    shape = shape_of(name, **fields)
+    trainer = Trainer(plan, job, captured, lambda names: values, shape=shape, seed=7, backend=backend, device=device)
     trained = Trained()
     copies = list(trainer.part.held.values())
     kept = gradients_kept(trainer)

@@ -155,10 +155,16 @@ def _twice(milliseconds: float) -> tuple[float, float]:
 
 
 @cache
+def shape_of(sequences: bool = False) -> Profile:
+    """What plans are lowered with: found once, not by every trainer."""
+    job, _, captured = _captured(sequences)
+    return structure(captured, job, job.inputs(2, 0))
+
+
+@cache
 def profile(sequences: bool = False) -> Profile:
     """The model as it is, with exactly the seconds that its blocks sleep."""
-    job, _, captured = _captured(sequences)
-    shape = structure(captured, job, job.inputs(2, 0))
+    shape = shape_of(sequences)
     blocks = tuple(
         replace(
             block, forward_s=_twice(there), backward_s=_twice(of_input + of_weights),
@@ -239,7 +245,8 @@ def train(
     """On every rank: some steps under a plan; the ranks sleep so many `times` as long as they are told."""
     wake()
     job, skeleton, captured = _captured(bool(plan.slices))
-    trainer = Trainer(plan, job, captured, lambda names: skeleton.materialise(names, 0))
+    shape = shape_of(bool(plan.slices))
+    trainer = Trainer(plan, job, captured, lambda names: skeleton.materialise(names, 0), shape=shape)
     # Undone afterwards: other tests run in the same processes.
     slower = mock.patch.dict(_pace, times=times[rank] if times else 1.0)
     with slower, mock.patch.object(Way, "go", _slowly(Way.go)), mock.patch.object(copies, "moved", _moved):

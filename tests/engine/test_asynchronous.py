@@ -39,7 +39,7 @@ def plan_of(exchange: str, model: str, choices: dict) -> Plan:
 def again(choices: Plan, model: str, optimizer: str, fields: dict, records: list[list[Applied]]) -> Replayed:
     job, built, captured = jobs.built(model, optimizer, **fields)
     batches = [job.inputs(samples, seed=number) for number, samples in enumerate(SIZES)]
-    shape = structure(captured, job, job.inputs(2, 0))
+    shape = jobs.shape_of(model, **fields)
     values = jobs.values_of(copy.deepcopy(built))
     return replay(choices, job, captured, shape, values, batches.__getitem__, 7, records)
 
@@ -104,8 +104,7 @@ def hold(planned: Plan, ranks: list, want: Replayed) -> None:
 
 def timeline(planned: Plan, model: str, optimizer: str, fields: dict, ranks: list) -> None:
     """Workers do what the program says in its order; servers do all of it, each push before its weights go out."""
-    job, _, captured = jobs.built(model, optimizer, **fields)
-    program = lower(planned, structure(captured, job, job.inputs(2, 0)), SIZES[-1], steps=2)
+    program = lower(planned, jobs.shape_of(model, **fields), SIZES[-1], steps=2)
     for rank, found in enumerate(ranks):
         ops = program.lists.row(rank)
         wanted = [(program.name(op), int(program.bytes[op])) for op in ops]

@@ -41,7 +41,8 @@ GROUPED = ("grouped_adamw", "onecycle")
 
 def trainer_of(chosen: Plan, model: str, optimizer: str, schedule: str = "", seed: int = 7) -> Trainer:
     job, module, captured = jobs.built(model, optimizer, schedule=schedule)
-    return Trainer(chosen, job, captured, lambda names: jobs.values_of(module), seed=seed)
+    shape = jobs.shape_of(model)
+    return Trainer(chosen, job, captured, lambda names: jobs.values_of(module), shape=shape, seed=seed)
 
 
 def part_of_a_run(

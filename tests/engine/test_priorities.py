@@ -151,7 +151,6 @@ def follow(rank: int, world: int, agendas: list[Agendas]) -> tuple[list, list[Ag
 @pytest.mark.system("horovod", "R")
 def test_horovod_decisions_can_be_replayed() -> None:
     """What was decided, and what never would be: the timeline is that of the program of the agenda."""
-    measured(HOROVOD)
     agendas = [decided(HOROVOD)[0], {0: BACKWARDS}]
     results = pool(2).run(follow, agendas)
     assert all(found == agendas for _, found in results)

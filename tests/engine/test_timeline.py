@@ -5,20 +5,19 @@ same order on each resource of each rank, with the same bytes. Leaving an operat
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from tests.engine import jobs
-from tests.engine.systems import CASES, Case
+from tests.engine.runs import RECORDED, TIMED, TIMED_DAILY, seen
+from tests.engine.systems import Case
 from tests.program.surgery import change, find, move, swap, twice, without
-from trainplan.bench.pool import pool
 from trainplan.engine.measurement import Measurement, merge
 from trainplan.plan import rules
 from trainplan.plan.plan import plan
-from trainplan.profile.structure import structure
 from trainplan.profile.trace import trace
 from trainplan.program.agenda import Agenda, Agendas
 from trainplan.program.check import check
@@ -28,24 +27,15 @@ from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.program import Program
 from trainplan.program.timeline import Event
 
-TIMED = [case for case in CASES if case.optimizer == "sgd" and case.model != "chain"]
-
 
 def measured(case: Case) -> dict[int, list[Event]]:
-    arguments = (case.model, case.optimizer, case.plan, [8, 8, 8, 8], case.fields, 2)
-    results = (
-        [jobs.train(0, 1, *arguments)] if case.plan.world == 1 else pool(case.plan.world).run(jobs.train, *arguments)
-    )
-    AGENDAS[str(case)] = [trained.agendas for trained, _, _ in results]
-    return {rank: events for rank, (_, events, _) in enumerate(results)}
-
-
-AGENDAS: dict[str, list[list[Agendas]]] = {}  # of every rank, where the exchange of a case was decided while running
+    """What every rank did in the last steps."""
+    return seen(case).events
 
 
 def decided(case: Case) -> list[Agendas]:
-    """What of each stage was exchanged when."""
-    return agreed(AGENDAS[str(case)])
+    """What of each stage was exchanged when, where that was decided while running."""
+    return agreed(seen(case).agendas)
 
 
 def agreed(ranks: list[list[Agendas]]) -> list[Agendas]:
@@ -73,18 +63,17 @@ def by_resource(events: list[Event], groups: dict[str, int]) -> dict[tuple, list
 
 def program_of(case: Case, agendas: Sequence[Agendas] = (), backend: str = "gloo") -> Program:
     """The two steps that are recorded; with what was decided in them, where the exchange decides while running."""
-    job, _, captured = jobs.built(case.model, case.optimizer, **case.fields)
-    shape = structure(captured, job, job.inputs(2, 0))
+    shape = jobs.shape_of(case.model, **case.fields)
     if case.plan.away:  # then what is copied is what blocks save, as those say who have traced it
         shape = replace(shape, **saved(case.model))
-    return lower(case.plan, shape, 8, backend, steps=2, agendas=agendas)
+    return lower(case.plan, shape, case.sizes[-1], backend, steps=RECORDED, agendas=agendas)
 
 
 @cache
 def saved(model: str) -> dict:
     """The parts of a profile that say what is saved."""
     job, _, captured = jobs.built(model, "sgd")
-    shape, sizes = structure(captured, job, job.inputs(2, 0)), (2, 4)  # bytes grow evenly
+    shape, sizes = jobs.shape_of(model), (2, 4)  # bytes grow evenly
     traces = [trace(captured, job, size) for size in sizes]
     none = (0.0,) * len(sizes)
     nothing = {f"{way}_{what}": none for way in ("forward", "backward") for what in ("s", "issue_s", "workspace_bytes")}
@@ -113,22 +102,18 @@ def hold(program: Program, events: dict[int, list[Event]]) -> None:
         assert by_resource(found, groups) == by_resource(planned, groups)
 
 
-def params(cases: Iterable[Case]) -> Iterator:
-    """Every plan on one model every day; on others, which are cut elsewhere, it is slow to say the same again."""
-    seen = set()
-    for case in cases:
-        plan = case.key, *sorted((k, str(v)) for k, v in case.choices.items() if k not in ("stages", "bucket"))
-        slow = [pytest.mark.slow] if plan in seen else []
-        seen.add(plan)
+def params() -> Iterator:
+    for case in TIMED:
+        slow = [] if str(case) in TIMED_DAILY else [pytest.mark.slow]
         yield pytest.param(case, marks=[pytest.mark.system(case.key, "R"), *slow], id=str(case))
 
 
-@pytest.mark.parametrize("case", list(params(TIMED)))
+@pytest.mark.parametrize("case", list(params()))
 def test_program_is_timeline(case: Case) -> None:
     """Where the order of the exchange was decided while running, all ranks have decided alike, and the program is that
     of their decision: it says which operations follow from it, what they wait for, and how many bytes they have."""
     events, agendas = measured(case), decided(case)
-    assert len(agendas) == (2 if case.plan.exchange in rules.DECIDED else 0)
+    assert len(agendas) == (RECORDED if case.plan.exchange in rules.DECIDED else 0)
     hold(check(program_of(case, agendas)), events)
 
 

@@ -21,6 +21,8 @@ from trainplan.plan.plan import Plan
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.memory import watch
+from trainplan.profile.profile import Profile
+from trainplan.profile.structure import structure
 from trainplan.profile.update import state_bytes
 from trainplan.workload.batch import tensors
 from trainplan.workload.load import load
@@ -58,10 +60,17 @@ def built(name: str) -> tuple[Workload, nn.Module, Captured]:
     return workload, model, capture(model, workload.inputs(2, 0), workload.loss)
 
 
+@cache
+def shape_of(name: str) -> Profile:
+    """What plans are lowered with: found once, not by every trainer."""
+    workload, _, captured = built(name)
+    return structure(captured, workload, workload.inputs(2, 0))
+
+
 def _trainer(name: str, plan: Plan) -> Trainer:
     workload, model, captured = built(name)
     values = {key: _copy(value) for key, value in values_of(model).items()}
-    return Trainer(plan, workload, captured, lambda names: values)
+    return Trainer(plan, workload, captured, lambda names: values, shape=shape_of(name))
 
 
 def _copy(value: torch.Tensor) -> torch.Tensor:
