@@ -27,7 +27,7 @@ def test_two_workers_share_a_gpu():
     found = probe(2, device="cuda", backend="gloo", quick=True, cache=False)
     assert (found.world, found.backend) == (2, "gloo-staged")
     assert {curve.op for curve in found.collectives} == {
-        "p2p", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "stage", "round", "add", "hub",
+        "p2p", "all_reduce", "all_reduces", "all_gather", "reduce_scatter", "broadcast", "stage", "round", "add", "hub",
     }  # fmt: skip
     assert found.link(0, 1).rate > 1e8
     assert found.contention[1] >= 1.0

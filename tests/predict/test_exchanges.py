@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
 from trainplan.predict import collectives
-from trainplan.predict.exchanges import in_rounds
+from trainplan.predict.exchanges import in_rounds, summed
 from trainplan.program.exchanges import BY_ROUNDS, HIERARCHICAL
+from trainplan.program.ops import Kind
+from trainplan.program.program import CostClass
 
 ALPHA, BETA, GAMMA = 50e-6, 1e-9, 0.1e-9  # seconds a message, a byte, a byte that is added
 LOCAL = (5e-6, 0.01e-9)
@@ -161,3 +163,18 @@ def test_through_host_memory_by_the_parts_that_were_measured() -> None:
     # A cluster that was probed before these were measured.
     before = replace(sliced, collectives=curves[:1])
     assert in_rounds(before, "ring", four, megabyte).seconds == pytest.approx(6 * 0.25)
+
+
+def test_buckets_that_are_on_their_way_together_take_as_long_as_was_measured_of_several() -> None:
+    """One sum takes 2 s/MB; of several at once each takes 1.2 s/MB. A thread that sums on behalf of others, as
+    Horovod's, has one on its way; so has a count of samples."""
+    slopes = {"p2p": (2, 1.0), "all_reduce": (4, 2.0), "all_reduces": (4, 1.2)}
+    curves = tuple(Curve(op, ranks, (0, 10**6), (0.0, slope)) for op, (ranks, slope) in slopes.items())
+    probed = replace(cluster(1, 4), backend="gloo-staged", collectives=curves)
+    four = (0, 1, 2, 3)
+    bucket = CostClass(Kind.REDUCE_GRAD, 0, -1, 0, 1, 0, 10**6, four)
+    assert summed(probed, bucket).seconds == pytest.approx(1.2)
+    assert summed(probed, bucket._replace(background=True)).seconds == pytest.approx(2.0)
+    assert summed(probed, bucket._replace(kind=Kind.COUNT)).seconds == pytest.approx(2.0)
+    before = replace(probed, collectives=curves[:2])  # probed when only one at a time was measured
+    assert summed(before, bucket).seconds == pytest.approx(2.0)

@@ -24,7 +24,7 @@ from trainplan.predict.collectives import (
     on_curve,
     reduce_scatter,
 )
-from trainplan.predict.exchanges import between_hosts, summed
+from trainplan.predict.exchanges import between_hosts, by_backend, summed
 from trainplan.predict.flows import Flows
 from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.lower.backend import backend
@@ -55,7 +55,7 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
         if SPECS[c.kind].collective:
             if c.by in BY_ROUNDS:
                 return [summed(cluster, c)]
-            how = _COLLECTIVE.get(c.kind, all_reduce)
+            how = _COLLECTIVE.get(c.kind) or by_backend(c)
             groups = [group for members in _beside(plan, program, c) for group in _slices(plan, members)]
             return [how(cluster, members, c.bytes) for members in groups]
         pairs = [(c.rank, c.peer)]

@@ -185,6 +185,18 @@ def _all_reduce(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     return flat if tiered is None or flat.seconds <= tiered.seconds else tiered
 
 
+def one_of_several(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
+    """A sum while others of the same ranks are on their way, as the buckets of a backward pass are.
+
+    gloo has two threads for them: of tensors of a GPU one is copied from or to the host while the other is summed.
+    """
+    known, key = cluster.known_sums, ("one of several", members, size)
+    if key not in known:
+        known[key] = _probed(cluster, "all_reduces", members, size) or all_reduce(cluster, members, size)
+    found: Talk = known[key]
+    return found
+
+
 def all_gather(cluster: Cluster, members: tuple[int, ...], size: int) -> Talk:
     """Everybody's share of `size` bytes to everybody. In a ring that is the second half of a sum (NCCL); otherwise
     everybody sends its share to everybody else."""

@@ -25,13 +25,15 @@ which all ranks send, and takes so many times longer than a ring of messages one
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from trainplan.cluster.cluster import Cluster, Curve
-from trainplan.predict.collectives import Talk, all_reduce, cards_between, curve_of, on_curve, one_node
+from trainplan.predict.collectives import Talk, all_reduce, cards_between, curve_of, on_curve, one_node, one_of_several
 from trainplan.program.exchanges import BY_ROUNDS, TELLING, rounds_of
 from trainplan.program.exchanges.rounds import Round
 from trainplan.program.lower.backend import backend
+from trainplan.program.ops import Kind
 from trainplan.program.program import CostClass
 
 PARTS = ("round", "add")  # of sums in rounds, as a probe measures them
@@ -54,8 +56,14 @@ class Load(NamedTuple):
 def summed(cluster: Cluster, c: CostClass) -> Talk:
     """A sum, by whoever makes it."""
     if c.by not in (*BY_ROUNDS, TELLING):
-        return all_reduce(cluster, c.members, c.bytes)
+        return by_backend(c)(cluster, c.members, c.bytes)
     return in_rounds(cluster, c.by, c.members, c.bytes, c.node)
+
+
+def by_backend(c: CostClass) -> Callable[[Cluster, tuple[int, ...], int], Talk]:
+    """How the backend makes a sum: buckets of a backward pass several at a time, unless a thread of its own takes care
+    of them, which has one on its way."""
+    return one_of_several if c.kind is Kind.REDUCE_GRAD and not c.background else all_reduce
 
 
 def in_rounds(cluster: Cluster, by: str, members: tuple[int, ...], size: int, node: int = 0) -> Talk:

@@ -75,7 +75,8 @@ def _groups(cluster: Cluster, span: int, sharing: int, stages: int) -> Iterator[
 
 def summed(cluster: Cluster, members: tuple[int, ...], shares: bool = False) -> tuple[float, float]:
     """The same of a group."""
-    rules = (collectives.reduce_scatter, collectives.all_gather) if shares else (collectives.all_reduce,)
+    sums = (collectives.all_reduce, collectives.one_of_several)
+    rules = (collectives.reduce_scatter, collectives.all_gather) if shares else sums
     curves = cluster.collectives if collectives.one_node(cluster, members) else ()
     if curves:
         return 0.0, min(min(rule(cluster, members, size).seconds / size for size in _sizes(curves)) for rule in rules)

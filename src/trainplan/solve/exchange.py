@@ -17,7 +17,7 @@ from trainplan.plan.decided import DECIDED
 from trainplan.plan.exchanges import BY_BACKEND, HIERARCHICAL, uneven
 from trainplan.plan.plan import Plan, Request
 from trainplan.plan.text import brief
-from trainplan.predict.collectives import all_reduce
+from trainplan.predict.collectives import one_of_several
 from trainplan.predict.exchanges import in_rounds
 from trainplan.profile.profile import Profile
 from trainplan.program.exchanges import BY_ROUNDS
@@ -80,7 +80,7 @@ def other_exchanges(plan: Plan, profile: Profile, cluster: Cluster) -> list[Plan
         return []
     sizes, found = bucket_sizes(plan, profile), list[tuple[float, int, Plan]]()
     members = max((plan.replicas_of(stage) for stage in range(plan.depth)), key=len)
-    usual = [all_reduce(cluster, members, size).seconds for size in sizes]
+    usual = [one_of_several(cluster, members, size).seconds for size in sizes]
     for word in BY_ROUNDS:
         try:
             other = on_nodes(replace(plan, exchange=word), None, cluster)

@@ -32,7 +32,7 @@ MOST_DISPATCH = 5e-3
 # Curves that are of one kind: how a sum is made, how shares are, and the parts of one that goes through host memory.
 FAMILIES = {
     "messages": ("p2p",),
-    "sums": ("all_reduce",),
+    "sums": ("all_reduce", "all_reduces"),
     "shares": ("all_gather", "reduce_scatter"),
     "rounds": ("round", "stage", "add"),
     "hub": ("hub",),

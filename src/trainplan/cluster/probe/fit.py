@@ -14,7 +14,9 @@ Samples = dict[str, list[Any]]  # of one worker: by quantity, in the order of me
 
 SMALL = 4096  # bytes; up to here the size of a message does not matter
 # What all ranks do at once, by bytes: collectives, and the parts of those that we make ourselves (`parts.py`).
-TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "stage", "round", "add", "hub")
+TOGETHER = (
+    "all_reduce", "all_reduces", "all_gather", "reduce_scatter", "broadcast", "stage", "round", "add", "hub",
+)  # fmt: skip
 MOST_SLOWDOWN = 20.0  # beyond it compute stands still while communication goes on, and noise decides the rest
 APART = 1.5  # a pair has a link of its own when its largest message is so many times faster or slower
 

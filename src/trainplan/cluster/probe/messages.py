@@ -23,10 +23,11 @@ SIZES = (1, 256, 4 * KIB, 32 * KIB, 128 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 *
 QUICK_SIZES = (1, 4 * KIB, 64 * KIB, 1 * MIB, 8 * MIB, 32 * MIB)
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 SHARED_OUT = ("all_gather", "reduce_scatter")
+IN_FLIGHT = ("all_reduces", *SHARED_OUT)  # measured while others are on their way where copies overlap with messages
 BESIDE = ("all_reduce", *SHARED_OUT)  # what several groups do at once
 SMALL = 64 * KIB  # up to this size a message is repeated within a round: it is short, and its time jumps about
 REPEATS = 4
-AT_ONCE = 4  # shares of so many tensors are on their way at once where copies overlap with messages
+AT_ONCE = 4  # so many of them
 
 
 def pairs(count: int) -> list[tuple[int, int]]:
@@ -57,7 +58,7 @@ def prepare(team: Team, quick: bool) -> Round:
 
     def collective(op: str, size: int, count: int, group: dist.ProcessGroup, record: Record, at_once: str = "") -> None:
         call, total = _collective(op, size, count, room, group, staging)
-        many = AT_ONCE if staging is not None and op in SHARED_OUT else 1
+        many = AT_ONCE if staging is not None and op in IN_FLIGHT else 1
         for _ in range(REPEATS if size <= SMALL else 1):
             team.barrier() if at_once else dist.barrier(group=group)
             team.sync()
@@ -78,7 +79,7 @@ def prepare(team: Team, quick: bool) -> Round:
                         wire.ping(a, b, size, record)
         for count, (first, *_) in groups.items():
             if team.rank < count and first is not None:
-                for op in OPS:
+                for op in OPS if staging is None else (*OPS, "all_reduces"):
                     for size in sizes:
                         collective(op, size, count, first, record)
                 if parts is not None:
@@ -151,6 +152,9 @@ def _collective(
     if op == "all_reduce":
         tensor = floats[: max(1, size // 4)]
         return lambda: dist.all_reduce(tensor, group=group), tensor.numel() * 4
+    if op == "all_reduces":
+        tensor = floats[: max(1, size // 4)]
+        return lambda: _several(tensor, group), tensor.numel() * 4
     if op == "broadcast":
         tensor = floats[: max(1, size // 4)]
         return lambda: dist.broadcast(tensor, src=0, group=group), tensor.numel() * 4
@@ -161,6 +165,12 @@ def _collective(
     if op == "all_gather":
         return lambda: dist.all_gather_into_tensor(floats[:whole], more[:part], group=group), whole * 4
     return lambda: dist.reduce_scatter_tensor(more[:part], floats[:whole], group=group), whole * 4
+
+
+def _several(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Sums on their way together. What they sum is the same zeros, so that it does not matter who writes when."""
+    for work in [dist.all_reduce(tensor, group=group, async_op=True) for _ in range(AT_ONCE)]:
+        work.wait()
 
 
 def _by_messages(op: str, whole: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
