@@ -7,15 +7,19 @@
 `estimate` needs no device: each case is a step of one model at one batch size in one precision, predicted for the
 device of a file (`--file`; without it, that of the package), with its memory. `measure` trains the same model by a
 plain loop where the device is, no line of it ours, and notes seconds of a step and the peak of memory; cheapest first.
-Both write after every case and do not do again what is there, so they can be stopped (`--for` SECONDS) and started
-again; `--again` estimates anew, with another file or another model of it. A case that does not fit or cannot be
-captured has its error. On a CPU (`--device cpu` for both) there are a few small cases, in fp32.
+Hosts of machines that are shared take now as long and now half as long again, and small steps are bound by the host. So
+beside each case it is read how many times as long the host takes as in the file; `adjust` estimates each case once more
+with a host that is as slow as that, and both errors are told. All of them write after every case and do not do again
+what is there, so they can be stopped (`--for` SECONDS) and started again; `--again` estimates anew, with another file
+or another model of it. A case that does not fit or cannot be captured has its error. On a CPU (`--device cpu` for both)
+there are a few small cases, in fp32.
 
 What is known of the H200 was looked at by the cases that are usual here, so they are no test of it any more. `--cases
 blind` are others: other batch sizes, depths, widths, sequences and images, each network in another precision.
 
     python benchmarks/estimates.py estimate --cases blind --out benchmarks/data/estimates-blind.json
     python benchmarks/estimates.py measure --device cuda:0 --for 500 --out benchmarks/data/estimates-blind.json
+    python benchmarks/estimates.py adjust --out benchmarks/data/estimates-blind.json
 """
 
 import argparse
@@ -36,9 +40,11 @@ from trainplan import files
 from trainplan.cluster import catalogue
 from trainplan.errors import TrainplanError
 from trainplan.profile.bounds import in_half
-from trainplan.profile.device.file import DeviceFile
+from trainplan.profile.device.file import DeviceFile, Issue
+from trainplan.profile.device.issue import Lane, Pace
 from trainplan.profile.device.model import Model
 from trainplan.profile.estimate import estimate
+from trainplan.profile.timing import DeviceClock, clock_of
 from trainplan.units import percent, seconds
 from trainplan.workload.batch import each_tensor
 from trainplan.workload.load import load
@@ -49,6 +55,8 @@ USER = "benchmarks/networks.py:"
 PRECISIONS = ("tf32", "bf16", "pure-bf16")  # the second is autocast's
 WARM_UP, LEAST, MOST, TIMED_S = 3, 6, 40, 1.0  # steps, and seconds of them
 HOST_BOUND = 0.9  # of a step's seconds, that the host takes to issue it
+ESTIMATED = ("estimated_s", "estimated_bytes", "estimated_issue_s", "error")
+BESIDE = 2  # readings of the host's pace before a case, and after it
 
 
 @dataclass(frozen=True)
@@ -60,10 +68,13 @@ class Case:
     precision: str
     estimated_s: float = 0.0
     estimated_bytes: int = 0  # allocated at the most, in later steps
+    estimated_issue_s: float = 0.0  # of the host
+    adjusted_s: float = 0.0  # estimated with the host's pace beside the measurement; 0: not yet
     measured_s: float = 0.0
     measured_bytes: int = 0
     issue_s: float = 0.0  # of the host, for a step that finds the device idle
     spread: float = 0.0  # between the halves of the measurement
+    pace: float = 0.0  # times as long as in the device file that the host takes beside it; 0: it was not read
     error: str = ""  # why there is no number
 
     @property
@@ -80,8 +91,13 @@ class Case:
         return self.estimated_bytes / self.measured_bytes - 1
 
     @property
+    def adjusted_off(self) -> float:
+        return self.adjusted_s / self.measured_s - 1
+
+    @property
     def host_bound(self) -> bool:
-        return self.issue_s > HOST_BOUND * self.measured_s
+        """By what is estimated, so that it does not depend on what the host did while it was measured."""
+        return self.estimated_issue_s > HOST_BOUND * self.estimated_s
 
 
 Wanted = tuple[str, tuple[int, ...], str]  # model, batch sizes, precision
@@ -162,10 +178,30 @@ def estimated(name: str, sizes: tuple[int, ...], precision: str, model: Model) -
             yield Case(name, size, precision, error=str(error))
             continue
         taken = found.occupancy.later_steps.allocated if found.occupancy else found.peak_bytes
-        yield Case(name, size, precision, found.step_s, taken)
+        issues = ("forward_issue_s", "backward_issue_s")
+        issue = sum(profile.total(name, 0, len(profile.blocks), size) for name in issues)
+        issue += sum(block.update_issue_s for block in profile.blocks)
+        yield Case(name, size, precision, found.step_s, taken, issue)
 
 
-def measured(case: Case, device: str) -> Case:
+def slower(file: DeviceFile, times: float) -> DeviceFile:
+    """The same device with a host that takes so many times as long."""
+    host = {family: Issue(one.forward_s * times, one.backward_s * times) for family, one in file.host.items()}
+    return replace(file, host=host, update_op_s=file.update_op_s * times, update_tensor_s=file.update_tensor_s * times)
+
+
+def pace_of(device: str, file: DeviceFile) -> Callable[[], float]:
+    """What reads the host's pace against a file; where the host is the device, it is always 1."""
+    if not device.startswith("cuda"):
+        return lambda: 1.0
+    at = torch.device(device)
+    clock = clock_of(at)
+    assert isinstance(clock, DeviceClock)
+    pace = Pace(Lane(at, lambda: torch.cuda.synchronize(at), clock.hold), file.host)
+    return lambda: statistics.median(pace.now() for _ in range(BESIDE))
+
+
+def measured(case: Case, device: str, pace: Callable[[], float]) -> Case:
     """The same model trained by a plain loop."""
     backends: Any = torch.backends
     backends.cuda.matmul.fp32_precision = "tf32" if case.precision == "tf32" else "ieee"
@@ -200,6 +236,7 @@ def measured(case: Case, device: str) -> Case:
 
     for _ in range(WARM_UP):
         one, _ = timed(1)
+    before = pace()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     count = max(LEAST, min(MOST, int(TIMED_S / one / 2)))
@@ -208,8 +245,9 @@ def measured(case: Case, device: str) -> Case:
     peak = torch.cuda.max_memory_allocated() if cuda else 0
     middle = statistics.mean(halves)
     return replace(
-        case, measured_s=middle, measured_bytes=peak, issue_s=issue, spread=abs(halves[0] - halves[1]) / middle
-    )
+        case, measured_s=middle, measured_bytes=peak, issue_s=issue, spread=abs(halves[0] - halves[1]) / middle,
+        pace=(before + pace()) / 2, adjusted_s=0.0,
+    )  # fmt: skip
 
 
 def said(rows: list[Case]) -> str:
@@ -226,6 +264,7 @@ def said(rows: list[Case]) -> str:
         ("host-bound", [row for row in done if row.host_bound]),
     ):
         lines += _off(what, [(row.off, row) for row in some])
+        lines += _off(f"{what}, at the host's pace", [(row.adjusted_off, row) for row in some if row.adjusted_s])
     lines += _off("memory", [(row.bytes_off, row) for row in done if row.measured_bytes])
     lines += [f"{row.workload} {row.samples} {row.precision}: {row.error}" for row in rows if row.error]
     return "\n".join(lines) or "nothing was measured"
@@ -259,7 +298,7 @@ class Rows:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("estimate", "measure", "show"))
+    parser.add_argument("action", choices=("estimate", "measure", "adjust", "show"))
     parser.add_argument("--out", required=True)
     parser.add_argument("--file", default="", help="of the device: trainplan device measure -o FILE")
     parser.add_argument("--device", default="cuda:0")
@@ -270,8 +309,8 @@ def main() -> None:
     asked = parser.parse_args()
     until = time.monotonic() + asked.limit
     found = Rows(asked.out)
+    file = DeviceFile.load(asked.file) if asked.file else trainplan.device("show", "H200").file
     if asked.action == "estimate":
-        file = DeviceFile.load(asked.file) if asked.file else trainplan.device("show", "H200").file
         model = Model(file)
         for name, sizes, precision in list(wanted("cpu" if asked.device == "cpu" else asked.cases))[: asked.first]:
             old = [found.rows.get((name, size, precision)) for size in sizes]
@@ -279,21 +318,28 @@ def main() -> None:
                 continue
             for row, before in zip(estimated(name, sizes, precision, model), old, strict=True):
                 kept = before or row
-                found.note(
-                    replace(kept, estimated_s=row.estimated_s, estimated_bytes=row.estimated_bytes, error=row.error)
-                )
+                known = {name: getattr(row, name) for name in ESTIMATED}
+                found.note(replace(kept, **known, adjusted_s=0.0))
     if asked.action == "measure":
+        pace = pace_of(asked.device, file)
         left = [row for row in found.rows.values() if not row.measured_s and not row.error]
         for row in sorted(left, key=lambda row: row.estimated_s)[: asked.first]:
             if time.monotonic() > until:
                 break
             try:
-                found.note(measured(row, asked.device))
+                found.note(measured(row, asked.device, pace))
             except (TrainplanError, RuntimeError) as error:  # out of memory, for one
                 found.note(replace(row, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"))
             gc.collect()
             if asked.device.startswith("cuda"):
                 torch.cuda.empty_cache()
+    if asked.action == "adjust":
+        for row in [row for row in found.rows.values() if row.pace and not row.adjusted_s][: asked.first]:
+            if time.monotonic() > until:
+                break
+            there = Model(slower(file, row.pace))
+            [anew] = estimated(row.workload, (row.samples,), row.precision, there)
+            found.note(replace(row, adjusted_s=anew.estimated_s))
     print(said(list(found.rows.values())))
 
 

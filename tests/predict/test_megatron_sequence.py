@@ -25,6 +25,9 @@ from trainplan.plan.text import from_json, parse, text, to_json
 from trainplan.predict.collectives import all_gather, all_reduce, reduce_scatter
 from trainplan.predict.planned import planned
 from trainplan.predict.predict import predict
+from trainplan.profile.device.file import Issue
+from trainplan.profile.device.known import model_of
+from trainplan.profile.device.model import Model
 from trainplan.profile.estimate import estimate
 from trainplan.profile.profile import Profile
 from trainplan.profile.variant import Choice, variant
@@ -146,6 +149,27 @@ def test_a_share_takes_no_more_than_the_whole(gpt, choice):
     for part in ("forward_s", "backward_s", "saved_bytes"):
         assert rank.total(part, 0, 4, 4) <= whole.total(part, 0, 4, 4) * (1 + 1e-9)
     assert variant(gpt, A100, choice) is rank  # worked out once
+
+
+def test_a_device_of_the_same_name_with_other_rates_is_another_one(gpt):
+    choice = Choice(precision="bf16")
+    slow = replace(
+        A100, flops={name: rate / 20 for name, rate in A100.flops.items()}, memory_rate=A100.memory_rate / 20
+    )
+    fast, slower = (variant(gpt, where, choice).total("forward_s", 0, 4, 4) for where in (A100, slow))
+    assert slower > 1.5 * fast
+    assert variant(gpt, A100, choice).total("forward_s", 0, 4, 4) == fast
+
+
+def test_a_variant_is_estimated_with_the_file_that_its_profile_was():
+    """Which may be the user's own: here one whose host takes three times as long."""
+    known = model_of(A100)
+    host = {family: Issue(3 * one.forward_s, 3 * one.backward_s) for family, one in known.file.host.items()}
+    own = Model(replace(known.file, host=host), A100)
+    name = f"gpt:layers=2,hidden={H},heads={A},seq={S},vocab={V},batch=32"
+    made = [estimate(load(name), A100, samples=[1], model=model) for model in (known, own)]
+    issues = [variant(one, A100, Choice(precision="bf16")).total("forward_issue_s", 0, 4, 1) for one in made]
+    assert issues[1] == pytest.approx(3 * issues[0])
 
 
 def test_a_profile_keeps_its_recipes_in_a_file(gpt):

@@ -6,6 +6,8 @@ import pytest
 
 from synthetic import chain
 from tests.predict.places import cluster
+from trainplan.cluster import catalogue
+from trainplan.cluster.parse import cluster as parse
 from trainplan.plan.plan import plan
 from trainplan.predict.predict import predict
 from trainplan.predict.utilisation import utilisation
@@ -69,3 +71,16 @@ def test_what_is_not_known_is_not_guessed(profile: Profile, peaks: dict[str, flo
     assert found.share is None
     assert found.note.startswith("MFU is not given: ")
     assert why in found.note
+
+
+def test_the_best_that_was_measured_is_no_peak() -> None:
+    """Of a GPU that was probed, the data sheet of its name is; a quarter of its processors has a quarter of that."""
+    core = parse("2xcpu")
+    found = utilisation(chain(4), core, 2, batch=8, step_s=1.0)
+    assert found.share is None
+    assert "the peak of cpu in fp32 is not known; 100 GFLOP/s is the best that was measured of it" in found.note
+    sheet = catalogue.device("H200")
+    probed = replace(sheet, flops={"fp32": 50e12}, sources={"flops.fp32": "measured: products"}, processors=132)
+    for processors, share in ((132, 1.0), (33, 0.25), (0, 1.0)):
+        assert catalogue.peak(replace(probed, processors=processors), "fp32") == share * sheet.flops["fp32"]
+    assert catalogue.peak(replace(probed, name="something else"), "fp32") is None

@@ -310,14 +310,14 @@ def test_a_device_that_does_not_answer_ends_it_with_what_there_is(monkeypatch, t
 def test_the_lane_of_the_host():
     """The same code as on a GPU; here the host is the device, so the seconds are those of the whole work."""
     lane = issue.HostLane(issue.Lane(torch.device("cpu"), lambda: None, lambda seconds: None))
-    for _ in range(3):
+    while lane.rounds < 20 and (lane.rounds < 3 or set(lane.issue) != set(issue.FAMILIES) or not lane.spread):
         lane.read()
     assert lane.missing == {}
     found = lane.issue
     assert set(found) == set(issue.FAMILIES) <= set(VARIANTS)
     assert all(0 < one.forward_s < 0.1 and 0 < one.backward_s < 0.1 for one in found.values())
     assert lane.updates.tensor_s > 0
-    assert (lane.rounds, lane.spread > 0) == (3, True)
+    assert lane.spread > 0
 
 
 def test_numbers_that_lie_apart_are_found_one_by_one():
@@ -367,9 +367,11 @@ def test_a_chain_that_cannot_be_made_is_missing_and_the_rest_is_read(monkeypatch
 
     monkeypatch.setitem(issue._CHAINS, "pooling", (broken, (2, 8, 8, 8)))
     lane = issue.HostLane(issue.Lane(torch.device("cpu"), lambda: None, lambda seconds: None))
-    lane.read()
     assert lane.missing == {"host.pooling": "RuntimeError: no such kernel"}
-    assert set(lane.issue) == set(issue.FAMILIES) - {"pooling"}
+    rest = set(issue.FAMILIES) - {"pooling"}
+    while lane.rounds < 20 and set(lane.issue) != rest:  # a round that somebody came in between of is not counted
+        lane.read()
+    assert set(lane.issue) == rest
 
 
 def test_what_cannot_be_measured_is_refused(monkeypatch):

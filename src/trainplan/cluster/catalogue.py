@@ -23,6 +23,7 @@ from trainplan.units import gb_per_s, parse_bytes, parse_flops, parse_rate, pars
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 Kind = Literal["device", "link", "node"]
+MEASURED = "measured"  # sources of what no data sheet says begin so
 _CARDS = re.compile(r"(?:(\d+)\s*x\s*)?(\S+)$")
 DEFAULT_NETWORK_LATENCY = "eth100"  # a network that is given as a mere rate has the latency of this one
 
@@ -44,6 +45,24 @@ def device(name: str) -> Device:
     name, entry = _entry("device", name)
     known = {key: value for key, value in entry.items() if key not in ("node", "driver")}
     return read_device(name, known, f"catalogue device {name}")
+
+
+def peak(of: Device, precision: str) -> float | None:
+    """FLOP/s of a device's data sheet; None where it is not known: the best that was measured of a device is no peak.
+
+    A device that was probed has the sheet of its name; a slice of it has its share of the processors.
+
+    >>> peak(device("cpu"), "fp32"), peak(device("A100-80"), "tf32")
+    (None, 156000000000000.0)
+    """
+    word = f"flops.{precision}"
+    if not of.sources.get(word, "").startswith(MEASURED):
+        return of.flops.get(precision)
+    sheet = device(of.name) if has("device", of.name) else None
+    if sheet is None or sheet.sources.get(word, MEASURED).startswith(MEASURED):
+        return None
+    share = of.processors / sheet.processors if of.processors and sheet.processors else 1.0
+    return sheet.flops[precision] * min(1.0, share)
 
 
 def reported(by_driver: str) -> str:

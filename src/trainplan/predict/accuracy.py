@@ -48,6 +48,8 @@ def plan_kind(plan: Plan | Request) -> str:
     'dp with exchange=p3'
     >>> plan_kind(parse("dp=4 zero=3 shard=2")), plan_kind(parse("zero-r dp=2")), plan_kind(parse("preload dp=2"))
     ('dp with zero=3 and shard', 'dp with zero=3 and offload', 'dp with preload')
+    >>> plan_kind(parse("tp=8 precision=bf16"))
+    'single with tp and precision=bf16'
     """
     replicas = (plan.dp or 1) > 1
     if (plan.pp or 1) == 1:
@@ -57,6 +59,7 @@ def plan_kind(plan: Plan | Request) -> str:
     how = plan.exchange or "all-reduce"
     more = [f"exchange={how}"] * (how != "all-reduce")
     more += ["replicated stages"] * bool(plan.spread) + ["recompute"] * ((plan.recompute or "none") != "none")
+    more += ["tp"] * ((plan.tp or 1) > 1) + [f"precision={plan.precision}"] * ((plan.precision or "fp32") != "fp32")
     more += [f"zero={plan.zero}"] * bool(plan.zero) + ["shard"] * bool(plan.shard)
     more += ["offload"] * ((plan.offload or "none") != "none") + ["preload"] * (plan.preload == "on")
     return f"{kind} with {' and '.join(more)}" if more else kind

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainplan.cluster.catalogue import peak
 from trainplan.cluster.cluster import Cluster, Device
 from trainplan.profile.profile import Profile
 from trainplan.units import percent, significant, tflops
@@ -38,27 +39,33 @@ def utilisation(profile: Profile, cluster: Cluster, ranks: int, batch: int, step
         return Utilisation(None, f"MFU is not given: {why}")
     devices = [cluster.device(rank) for rank in range(1 if cluster.uniform else ranks)]
     for _, precision in work.values():
-        lacking = [device.name for device in devices if not device.flops.get(precision)]
+        lacking = [device for device in devices if not peak(device, precision)]
         if lacking:
-            return Utilisation(None, f"MFU is not given: the peak of {lacking[0]} in {precision} is not known")
+            best = lacking[0].flops.get(precision)
+            why = f"; {_shown(best)} is the best that was measured of it" if best else ""
+            return Utilisation(
+                None, f"MFU is not given: the peak of {lacking[0].name} in {precision} is not known{why}"
+            )
     total = sum(flops for flops, _ in work.values())
 
     def rate(device: Device) -> float:
         """FLOP/s on this mix."""
-        return total / sum(flops / device.flops[precision] for flops, precision in work.values())
+        return total / sum(flops / (peak(device, precision) or 0.0) for flops, precision in work.values())
 
     share = 3 * total * batch / (step_s * sum(map(rate, devices)) * (ranks / len(devices)))
     parts = {what: (flops / total, precision) for what, (flops, precision) in work.items()}
-    peak = " and ".join(
-        f"{_shown(devices[0].flops[precision])} {precision} dense"
+    peaks = " and ".join(
+        f"{_shown(peak(devices[0], precision) or 0.0)} {precision} dense"
         + (f" for {what} ({percent(part)} of them)" if len(parts) > 1 else "")
         for what, (part, precision) in parts.items()
     )
     if share > 1:
-        why = f"it would be {percent(share)} of {peak}: what ran needs fewer FLOPs than counted, or the peak is too low"
+        why = (
+            f"it would be {percent(share)} of {peaks}: what ran needs fewer FLOPs than counted, or the peak is too low"
+        )
         return Utilisation(None, f"MFU is not given: {why}")
     return Utilisation(
-        share, f"MFU = 3 × forward FLOPs of the batch (recomputation not counted) / (step × devices × {peak})"
+        share, f"MFU = 3 × forward FLOPs of the batch (recomputation not counted) / (step × devices × {peaks})"
     )
 
 

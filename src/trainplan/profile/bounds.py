@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainplan.cluster import catalogue
 from trainplan.profile.device.families import ITEM_BYTES, family_of
 from trainplan.profile.op import Op
 from trainplan.profile.roofline import Speed, issue_seconds, run_seconds
@@ -124,7 +125,11 @@ def bounds(found: Trace, blocks: Sequence[str], workload: str, speed: Speed) -> 
         rows=tuple(sorted(made, key=lambda row: -row.seconds)),
         run_s=sum(row.seconds for row in made),
         issue_s=issue,
-        peak_known=model is None or model.scaled or bool(model.file.peak),
+        peak_known=(
+            bool(model.file.peak)
+            if model is not None and not model.scaled
+            else catalogue.peak(speed.device, speed.precision) is not None
+        ),
     )
 
 

@@ -35,6 +35,7 @@ from trainplan.profile.roofline import (
     update_seconds,
 )
 from trainplan.profile.traced import BlockTrace, Trace, Traced
+from trainplan.profile.variant import remember
 from trainplan.workload.workload import Workload
 
 Progress = Callable[[str, float], None]
@@ -69,7 +70,9 @@ def estimate(
         raise InputError(f"autocast to {autocast} on a CPU", "only a GPU's autocast is estimated", "a GPU's name")
     measured_with = speed.model.file.versions.get("torch", "") if speed.model is not None else ""
     found = traced(workload, sizes, not speed.is_cpu, progress, autocast, device.capability, measured_with)
-    return priced(found, device, speed, sizes)
+    made = priced(found, device, speed, sizes)
+    remember(made, device, speed.model)
+    return made
 
 
 def traced(

@@ -359,6 +359,11 @@ class Profile:
         return {}
 
     @cached_property
+    def known_models(self) -> dict[Any, Any]:
+        """Of devices that it was estimated on, by whatever seconds depend on (`variant.py`)."""
+        return {}
+
+    @cached_property
     def known_stages(self) -> dict[Any, Any]:
         """By cuts, what lowering has worked out of its parameters: many plans share them."""
         return {}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from trainplan.cluster import catalogue
 from trainplan.cluster.cluster import Device
 from trainplan.errors import InputError, nearest
 from trainplan.profile.device.families import PRECISIONS, convolution_flops, family_of, place, places
@@ -67,7 +68,8 @@ class Speed:
     def words(self) -> str:
         """Where the seconds are from, and how good they are."""
         if self.model is None:
-            return "from its data sheet"
+            sheet = catalogue.peak(self.device, self.precision)
+            return "from its data sheet" if sheet else "from the best that was measured of products and copies"
         file = self.model.file
         error = f": operators within {percent(self.model.error)} (median)" if self.model.error is not None else ""
         if self.model.scaled:

@@ -24,6 +24,7 @@ from typing import Any
 from trainplan.cluster.cluster import Device
 from trainplan.errors import PlanError
 from trainplan.profile.device.known import model_of
+from trainplan.profile.device.model import Model
 from trainplan.profile.op import Op
 from trainplan.profile.profile import Block, Crossing, Exchange, Floats, Parameter, Profile
 from trainplan.profile.recipe import Line, Recipe, Work
@@ -50,13 +51,30 @@ def variant(profile: Profile, device: Device, choice: Choice) -> Profile:
     """The profile of one rank under a choice; the same one where nothing is chosen. Kept with the profile."""
     if choice == Choice():
         return profile
-    key = choice, device.name, tuple(sorted(device.efficiency.items()))
+    key = choice, *_rates(device)
     if key not in profile.known_variants:
         refuse(profile, choice)
-        made = _all_made(profile, choice, speed_of(device, choice.precision, model_of(device)), key[1:])
+        made = _all_made(profile, choice, speed_of(device, choice.precision, _model(profile, device)), key[1:])
         profile.known_variants[key] = _variant(profile, choice, made)
     found: Profile = profile.known_variants[key]
     return found
+
+
+def _rates(device: Device) -> tuple[Any, ...]:
+    """What seconds on a device depend on: the same name may stand for other rates, such as those of a what-if."""
+    tables = (tuple(sorted(table.items())) for table in (device.flops, device.efficiency))
+    return device.name, *tables, device.memory_rate, device.processors, device.capability
+
+
+def _model(profile: Profile, device: Device) -> Model | None:
+    """The model that the profile was estimated with, where it is of this device: it may be the user's own."""
+    return profile.known_models.get(_rates(device)) or model_of(device)
+
+
+def remember(profile: Profile, device: Device, model: Model | None) -> None:
+    """Estimate variants of this profile with the model that it was estimated with."""
+    if model is not None:
+        profile.known_models[_rates(device)] = model
 
 
 def _all_made(profile: Profile, choice: Choice, speed: Speed, device: tuple[Any, ...]) -> tuple[_Made, ...]:
@@ -75,9 +93,9 @@ def _all_made(profile: Profile, choice: Choice, speed: Speed, device: tuple[Any,
 def seconds_on(profile: Profile, device: Device) -> float:
     """What all blocks would take on another device, forward and backward, with the largest micro-batch that the profile
     has: their operators priced as estimates are. Kept with the profile."""
-    where = device.name, tuple(sorted(device.efficiency.items()))
+    where = _rates(device)
     if ("seconds", *where) not in profile.known_variants:
-        speed = speed_of(device, profile.precision, model_of(device))
+        speed = speed_of(device, profile.precision, _model(profile, device))
         passes = [
             max(one.forward_s[-1], one.forward_issue_s) + max(one.backward_s[-1], one.backward_issue_s)
             for one in _all_made(profile, Choice(precision=profile.precision), speed, where)

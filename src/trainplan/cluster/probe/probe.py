@@ -195,6 +195,7 @@ def _device(results: list[dict[str, Any]], source: str, in_use: dict[str, int]) 
     else:
         total, context, name = machine.memory_bytes(), last["taken"], "cpu"
         sharers = len(results)
+    sheet = catalogue.device(name) if catalogue.has("device", name) else None
     sources = {f"flops.{precision}": "measured: products" for precision in order}
     sources |= {"memory": f"share of {gib(total)}", "memory_rate": "measured: copy", "context": "measured"}
     host_rate = median(first["host.pinned"]) if "host.pinned" in first else 0.0
@@ -209,8 +210,16 @@ def _device(results: list[dict[str, Any]], source: str, in_use: dict[str, int]) 
         host_rate=host_rate,
         context_bytes=context,
         sources=sources,
-        capability=catalogue.device(name).capability if catalogue.has("device", name) else (0, 0),
+        capability=sheet.capability if sheet else (0, 0),
+        processors=_processors(results[0], sheet),
     )
+
+
+def _processors(result: dict[str, Any], sheet: Device | None) -> int:
+    """Multiprocessors of a worker's GPU: a slice sees its own; workers that take turns on a whole one have a share."""
+    seen, sharers = int(result["processors"]), int(result["sharers"])
+    whole = sheet is None or seen >= sheet.processors
+    return seen // sharers if whole else seen
 
 
 def _links(workers: list[fit.Samples], backend: str, source: str) -> tuple[Link, tuple[Pair, ...], tuple[Any, ...]]:

@@ -61,7 +61,10 @@ def work(folder: Path, rank: int, count: int) -> dict[str, Any]:
         dist.destroy_process_group()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     sharers = -(-count // torch.cuda.device_count()) if device.type == "cuda" else 1
-    return {"samples": samples, "device": name, "sharers": sharers, "torch": torch.__version__}
+    seen = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
+    return {
+        "samples": samples, "device": name, "sharers": sharers, "torch": torch.__version__, "processors": seen,
+    }  # fmt: skip
 
 
 def _rounds(team: Team, one_round: Round, samples: dict[str, list[Any]], until: float, least: int) -> int:
