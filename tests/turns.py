@@ -2,7 +2,8 @@
 
 Under `pytest -n 2` a test marked `alone` waits until those that run in other processes are over, and no other starts
 before it has ended. Everybody takes their turn at a first lock; whoever wants to be alone keeps it, so that those who
-do not mind company cannot keep overtaking.
+do not mind company cannot keep overtaking. Several such tests in a row are alone together: between any two of them the
+other process would start one of its own, which may be a long one, and this one would wait for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,22 @@ class Turns:
     def __init__(self) -> None:
         session = Path(tempfile.gettempdir()) / f"trainplan-tests-{os.environ['PYTEST_XDIST_TESTRUNUID']}"
         self.turn, self.room = session.with_suffix(".turn"), session.with_suffix(".room")
+        self.is_alone, self.both = False, ExitStack()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
         if item.get_closest_marker("alone"):
-            with locked(self.turn, fcntl.LOCK_EX), locked(self.room, fcntl.LOCK_EX):
+            if not self.is_alone:
+                self.both.enter_context(locked(self.turn, fcntl.LOCK_EX))
+                self.both.enter_context(locked(self.room, fcntl.LOCK_EX))
+            try:
                 return (yield)
+            finally:
+                self.is_alone = nextitem is not None and nextitem.get_closest_marker("alone") is not None
+                if not self.is_alone:
+                    self.both.close()
         with locked(self.turn, fcntl.LOCK_EX):
             room = self.room.open("w")
             fcntl.flock(room, fcntl.LOCK_SH)

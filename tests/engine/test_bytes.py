@@ -74,7 +74,8 @@ def counted(rank: int, world: int, several: list[Plan]) -> list[tuple[dict[str, 
     found = []
     for one in several:
         job, model, captured = jobs.built("tied", "sgd")
-        trainer = Trainer(one, job, captured, lambda names, model=model: jobs.values_of(model))
+        shape = jobs.shape_of("tied")
+        trainer = Trainer(one, job, captured, lambda names, model=model: jobs.values_of(model), shape=shape)
         batch = job.inputs(9, 0)  # uneven parts
         trainer.step(batch)
         transport, program = trainer.part.transport, trainer.program(9)

@@ -23,7 +23,7 @@ def sparse(samples: int, seed: int) -> Batch:
 
 def train(rank: int, world: int, chosen: Plan):
     job, model, captured = jobs.built("tied", "sgd")
-    trainer = Trainer(chosen, job, captured, lambda names: jobs.values_of(model), seed=7)
+    trainer = Trainer(chosen, job, captured, lambda names: jobs.values_of(model), shape=jobs.shape_of("tied"), seed=7)
     losses = [trainer.step(sparse(8, seed)).loss for seed in range(2)]
     weights = {name: p.detach().clone() for name, p in trainer.parameters.items()}
     trainer.close()

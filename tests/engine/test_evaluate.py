@@ -16,7 +16,8 @@ def held(trainer) -> dict[str, torch.Tensor]:
 
 def evaluate(rank: int, world: int, chosen: Plan):
     job, model, captured = jobs.built("residual", "sgd")
-    trainer = Trainer(chosen, job, captured, lambda names: jobs.values_of(model), seed=7)
+    shape = jobs.shape_of("residual")
+    trainer = Trainer(chosen, job, captured, lambda names: jobs.values_of(model), shape=shape, seed=7)
     trainer.step(job.inputs(8, seed=0))
     before = {name: value.detach().clone() for name, value in held(trainer).items()}
     loss = trainer.evaluate(job.inputs(6, seed=9))

@@ -56,9 +56,12 @@ def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path) -> None
     ids=["raises in a pipeline", "is killed in a pipeline", "is killed among replicas"],
 )
 def test_a_failing_rank_stops_all_ranks(
-    trouble: str, chosen: Plan, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trouble: str, chosen: Plan, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: str
 ) -> None:
+    """One that is killed is started as users start it; what one says that raises does not depend on how it was."""
     monkeypatch.setenv("TROUBLE", trouble)
+    if not noticed:
+        monkeypatch.setattr(sys, "executable", forked_python)
     started = time.monotonic()
     with pytest.raises(RunError) as error:
         run(MODEL, chosen, steps=4, batch=8, out=tmp_path, show=False)

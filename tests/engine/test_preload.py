@@ -20,7 +20,7 @@ from trainplan.workload.workload import Batch
 def trainer_of(preload: str = "on", **choices) -> Trainer:
     job, model, captured = jobs.built("tied", "sgd")
     chosen = plan(blocks=BLOCKS["tied"], preload=preload, **choices)
-    return Trainer(chosen, job, captured, lambda names: jobs.values_of(model), seed=7)
+    return Trainer(chosen, job, captured, lambda names: jobs.values_of(model), shape=jobs.shape_of("tied"), seed=7)
 
 
 def test_the_same_losses_in_a_loop_of_ones_own() -> None:

@@ -30,7 +30,7 @@ def distinct(tensors: list[Tensor]) -> int:
 def resident(rank: int, world: int, chosen: Plan) -> tuple[list[int], list[int], int]:
     """Bytes of weights, gradients and states that this rank has between steps, and by the program; and all weights."""
     job, model, captured = jobs.built("tied", "adamw")
-    trainer = Trainer(chosen, job, captured, lambda names: jobs.values_of(model))
+    trainer = Trainer(chosen, job, captured, lambda names: jobs.values_of(model), shape=jobs.shape_of("tied"))
     for number in range(2):
         trainer.step(job.inputs(2 * world, number))
     held = trainer.part.held[0]
