@@ -106,7 +106,7 @@ def seconds_on(profile: Profile, device: Device) -> float:
 
 def _variant(profile: Profile, choice: Choice, made: tuple[_Made, ...]) -> Profile:
     narrow = choice.precision in NARROW
-    parameters = tuple(_parameter(p, choice, narrow) for p in profile.parameters)
+    parameters = _parameters(profile, choice.tp, narrow)
     share = _by_block(profile, profile.parameters, parameters)
     state = profile.state_bytes_per_parameter + (MASTER_BYTES if narrow else 0)
     return replace(
@@ -298,8 +298,17 @@ def sliced(op: Op, work: Work, choice: Choice, numbers: float = 1.0) -> Op:
     )
 
 
-def _parameter(parameter: Parameter, choice: Choice, narrow: bool) -> Parameter:
-    parts = choice.tp if parameter.sliced else 1
+def _parameters(profile: Profile, tp: int, narrow: bool) -> tuple[Parameter, ...]:
+    """What a rank has of all parameters, worked out once: several variants have the same."""
+    key = "parameters", tp, narrow
+    if key not in profile.known_variants:
+        profile.known_variants[key] = tuple(_parameter(p, tp, narrow) for p in profile.parameters)
+    found: tuple[Parameter, ...] = profile.known_variants[key]
+    return found
+
+
+def _parameter(parameter: Parameter, tp: int, narrow: bool) -> Parameter:
+    parts = tp if parameter.sliced else 1
     wide = parameter.bytes / max(1, parameter.count)
     count = -(-parameter.count // parts)
     return replace(parameter, count=count, bytes=round(count * (2 if narrow else wide)))

@@ -140,9 +140,9 @@ def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) ->
     fixed += _largest(np.maximum(per_block("forward_workspace_bytes"), per_block("backward_workspace_bytes")))
     update = np.array([block.update_workspace_bytes for block in profile.blocks])
     step = states + _largest(update) + profile.update_adds * (_sums(update) - _largest(update))
-    flows = list(zip(crossings, both - size, strict=True))
-    handed = [sum(g for c, g in flows if c.producer < block <= c.consumers[-1]) for block in range(blocks)]
-    fixed += _largest(np.array(handed, dtype=np.float64))
+    last = np.array([c.consumers[-1] for c in crossings], dtype=np.int64)
+    begun, over = (np.bincount(ends + 1, weights=both - size, minlength=blocks + 1) for ends in (made, last))
+    fixed += _largest(np.cumsum(begun - over)[:blocks])  # gradients that pass each block
     if recomputes:  # one block at a time is whole, with a second copy of what it hands on
         fixed += _largest(saved + own)
         seconds, issue = 2 * forward + backward, 2 * forward_issue + backward_issue
@@ -172,7 +172,7 @@ def _where_read(blocks: int, low: Ints, high: Ints, readers: Sequence[tuple[int,
 
 @njit(cache=True)
 def _add_up(blocks: int, low: Ints, high: Ints, start: Ints, readers: Ints, size: Floats) -> Floats:
-    table = np.zeros((blocks + 1, blocks + 1))
+    table = np.zeros((blocks + 1, blocks + 2))  # at the first j with which a reader is there: what comes in
     for k in range(len(size)):
         for first in range(low[k], high[k]):
             reader = blocks
@@ -180,9 +180,11 @@ def _add_up(blocks: int, low: Ints, high: Ints, start: Ints, readers: Ints, size
                 if readers[place] >= first:
                     reader = readers[place]
                     break
-            for last in range(reader + 1, blocks + 1):
-                table[first, last] += size[k]
-    return table
+            table[first, reader + 1] += size[k]
+    for first in range(blocks + 1):
+        for last in range(1, blocks + 1):
+            table[first, last] += table[first, last - 1]
+    return table[:, : blocks + 1].copy()
 
 
 def _sums(values: Floats) -> Floats:
