@@ -67,6 +67,7 @@ class Simulated:
 
     known: Floors
     closer: list[float]  # bounds once they are cut
+    in_order: list[float]  # … by the order of their passes
     plans: list[Prediction]
 
 
@@ -74,4 +75,5 @@ def simulated(found: Space) -> Simulated:
     known = floors(found)
     cut = Closer(found, known)
     plans = [draft(found.sketch(row), found.cluster, found.batch, cut.tables(row)) for row in range(len(found))]
-    return Simulated(known, [cut(row)[0] for row in range(len(found))], plans)
+    bounds = [cut(row) for row in range(len(found))]
+    return Simulated(known, [s for s, _ in bounds], [cut.in_order(row, c) for row, (_, c) in enumerate(bounds)], plans)

@@ -14,12 +14,15 @@ from trainplan.search.objective import MEMORY, MONEY, TIME, Objective
 def hold(found: Space, everything: Simulated) -> None:
     """No bound is beaten."""
     known = everything.known
+    fullest = MEMORY.floor(found, known)
     for row, p in enumerate(everything.plans):
         assert known.fits[row] or not p.fits, text(p.plan)
         assert known.bytes[row] <= p.peak_bytes, text(p.plan)
+        assert not p.fits or fullest[row] <= p.peak_bytes, text(p.plan)
         if p.fits:
             assert known.seconds[row] <= p.step_s * (1 + 1e-9), text(p.plan)
             assert everything.closer[row] <= p.step_s * (1 + 1e-9), text(p.plan)
+        assert everything.in_order[row] <= p.step_s * (1 + 1e-9), text(p.plan)
 
 
 def same(found: Space, everything: Simulated, objective: Objective, top: int) -> Outcome:
@@ -82,4 +85,4 @@ def test_a_search_that_stops_early_says_what_it_may_have_missed() -> None:
             assert early.fitting[0].step_s * (1 - early.gap) <= whole.fitting[0].step_s * (1 + 1e-9)
     for less, more in itertools.pairwise(outcomes):
         assert less.bound <= more.bound * (1 + 1e-9)
-        assert len(less.standing.rows) <= len(more.standing.rows)
+        assert less.gap >= more.gap or not less.fitting

@@ -29,6 +29,7 @@ from trainplan.search.distinct import Standing
 from trainplan.search.floor import Floats, Floors, floors
 from trainplan.search.likely import likely
 from trainplan.search.objective import TIME, Objective
+from trainplan.search.room import room
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.resolve import draft
 
@@ -39,6 +40,7 @@ _CUT = 8  # … and cutting one
 _LONGER = 4  # times as much work, where nothing was found yet that fits
 SEEDS = 8  # plans that are simulated first, of different shapes
 _FULL = WORDS["recompute"].index("full")
+_ROOMY, _FULLER = 0.7, 0.95  # of its room a plan may take at least, to be likely to fit: before it is cut, and cut
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def best_first(
     order = order[np.argsort(floor[order], kind="stable")]
     bounds, place = floor[order], 0
     cut: list[tuple[float, int, tuple[int, ...]]] = []  # those that are: bound, row, cuts
-    done: set[int] = set()
+    done, looked = set[int](), set[int]()
     siblings = Siblings(space, closer)
     spent, lowest = 0.0, float("inf")
 
@@ -102,8 +104,10 @@ def best_first(
             simulate(row, stages)
     for row in _light(space, known, order, work) if standing.best == np.inf else ():
         bound, stages = closer(row)
-        if np.isfinite(bound) and standing.best == np.inf:
+        if np.isfinite(bound) and row not in done and closer.bytes[row] < _FULLER * (closer.room + closer.own):
             simulate(row, stages)
+        if standing.best < np.inf:
+            break
     while True:
         lowest = min(bounds[place] if place < len(order) else np.inf, cut[0][0] if cut else np.inf)
         if lowest >= standing.last or np.isinf(lowest) or spent >= work * (1 if standing.best < np.inf else _LONGER):
@@ -120,9 +124,13 @@ def best_first(
                 heapq.heappush(cut, (max(lowest, objective.closer(space, row, bound, closer.bytes[row])), row, stages))
             continue
         bound, row, stages = heapq.heappop(cut)
-        alike = objective.closer(space, row, siblings.least(row), 0.0)
-        if alike > bound:
-            heapq.heappush(cut, (alike, row, stages))
+        by_passes = 0.0
+        if row not in looked:
+            looked.add(row)
+            by_passes = closer.in_order(row, stages)
+        still = objective.closer(space, row, max(siblings.least(row), by_passes), 0.0)
+        if still > bound:
+            heapq.heappush(cut, (still, row, stages))
             continue
         if not standing.beaten(space.sketch(row), bound):
             simulate(row, stages)
@@ -160,7 +168,7 @@ class Siblings:
         if self.apart or p.plan.dp == 1 or p.plan.zero:
             return
         profile = self.closer.tables(row).profile
-        shared = profile.update_s(0, len(profile.blocks)) + p.plan.micro * sum(b.accumulate_s for b in profile.blocks)
+        shared = profile.update_s(0, len(profile.blocks)) + sum(b.accumulate_s for b in profile.blocks)
         pace = min(speeds(profile, self.space.cluster))
         self.known[self._key(row)] = p.step_s - p.exposed_comm_s - shared / pace
 
@@ -174,26 +182,39 @@ class Siblings:
 
 def cost(sketch: Plan) -> float:
     """About how much work it is to simulate a plan, in passes of a micro-batch through a stage."""
-    sections = sketch.blocks / sketch.pp if sketch.recompute == "full" or sketch.zero else 1.0
+    # Passes come block by block where they are recomputed or gather weights, and in fewer pieces where they scatter.
+    stage = sketch.blocks / sketch.pp / sketch.chunks
+    by_block = sketch.zero == 3 or sketch.recompute in ("full", "except-last")
+    pieces = max(1.0, stage if by_block else stage / 3 if sketch.zero == 2 else 1.0)
     ranks = sketch.dp * sketch.tp * sketch.pp  # of which one replica is played, but all have a place
-    return _EACH + ranks / 8 + sketch.pp * sketch.chunks * sketch.micro * min(sections, 4.0)
+    return _EACH + ranks / 8 + sketch.pp * sketch.chunks * sketch.micro * pieces
 
 
 def _seeds(space: Space, known: Floors, order: np.ndarray, work: float) -> list[int]:
     """Rows that are likely to be fast, of different numbers of replicas and stages, as far as they are little work; and
     before them one device, which every answer says something about."""
     guess: Floats = likely(space, known, order)
-    found: dict[tuple[int, ...], int] = {}
     few = np.append(order[space.ranks[order] == 1][:1], order[np.argsort(guess, kind="stable")[: 50 * SEEDS]])
-    for row in few.tolist():
-        shape = tuple(int(space.column(field)[row]) for field in ("dp", "tp", "pp", "spread"))
-        if len(found) < SEEDS and shape not in found and cost(space.sketch(row)) < work / (4 * SEEDS):
-            found[shape] = row
-    return list(found.values())
+    return _of_each_shape(space, few, ("dp", "tp", "pp", "spread"), work / (4 * SEEDS))
 
 
 def _light(space: Space, known: Floors, order: Ints, work: float) -> list[int]:
-    """Rows that are likely to fit, should none of the fast ones: recomputed, of few stages, least bytes first."""
+    """Rows that are likely to fit, should none of the fast ones: recomputed, and with room to spare; of different
+    shapes those that are likely to be fast, and at last those with the least bytes. (Bounds do not know how far ahead
+    zero=3 gathers weights, which may be far: so those without it first.)"""
     rows = order[space.column("recompute")[order] == _FULL]
-    rows = rows[np.lexsort((known.bytes[rows], space.column("pp")[rows]))[: 50 * SEEDS]]
-    return [row for row in rows.tolist() if cost(space.sketch(row)) < work / (4 * SEEDS)][:SEEDS]
+    roomy = rows[known.bytes[rows] < _ROOMY * room(space.cluster)]
+    roomy = roomy[np.lexsort((likely(space, known, roomy), space.column("zero")[roomy] == 3))[: 50 * SEEDS]]
+    least = rows[np.lexsort((known.bytes[rows], space.column("pp")[rows]))[: 50 * SEEDS]]
+    fast = _of_each_shape(space, roomy, ("dp", "tp", "pp", "zero"), work)
+    return fast + [row for row in least.tolist() if cost(space.sketch(row)) < work / (4 * SEEDS)][:SEEDS]
+
+
+def _of_each_shape(space: Space, rows: Ints, fields: tuple[str, ...], most: float) -> list[int]:
+    """The first of these rows that differ in some fields and are no more work each than that."""
+    found: dict[tuple[int, ...], int] = {}
+    for row in rows.tolist():
+        shape = tuple(int(space.column(field)[row]) for field in fields)
+        if len(found) < SEEDS and shape not in found and cost(space.sketch(row)) < most:
+            found[shape] = row
+    return list(found.values())

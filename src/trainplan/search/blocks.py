@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from trainplan.plan.plan import plan
 from trainplan.profile.by_block import by_block
 from trainplan.profile.profile import Profile
 
 Floats = NDArray[np.float64]
+BUCKET = plan().bucket  # bytes, of all plans that are searched
 _PARTS = ("backward_input_s", "backward_weight_s")
 
 
@@ -32,11 +34,16 @@ class Lasting:
 
         self.weights = sums(size) + np.array([float(b.buffer_bytes) for b in profile.blocks])
         self.gradients, self.alone = sums(size * trained), sums(size * trained * alone)  # the latter: of no other block
+        # Of what is summed, gathered or scattered, pieces end in this block: its weights fill a bucket.
+        self.pieces = (self.alone >= BUCKET).astype(np.float64)
         self.states = sums(elements * trained * profile.state_bytes_per_parameter)
+        # Seconds beside passes: adding to gradients that are there already, and the optimizer's step.
+        self.adding = np.array([b.accumulate_s for b in profile.blocks])
+        self.stepping = np.array([b.update_s for b in profile.blocks])
         crossings = profile.crossings
         self.reader = np.array([c.consumers[0] for c in crossings], dtype=np.int64)
         self.begin = np.array([c.producer for c in crossings], dtype=np.int64)
-        self.end = np.array([c.consumers[-1] for c in crossings], dtype=np.int64)
+        self.next = self.reader == self.begin + 1
         self.each, self.fixed, self.back, self.kept = (
             np.array(column, dtype=np.float64)
             for column in (
@@ -65,11 +72,9 @@ class Blocks:
         issued = by_block(profile, "forward_issue_s", samples) + by_block(profile, "backward_issue_s", samples)
         self.issue = float(issued.sum()) / fastest
         self.hosted = self.issue * joint  # as part of the seconds above: hosts do not differ where devices do
-        # Beside passes, of one stage: adding up gradients, and the optimizer's step.
-        self.accumulate = sum(block.accumulate_s for block in profile.blocks) / fastest
-        self.update = profile.update_s(0, len(profile.blocks)) / fastest
+        self.adding, self.stepping = lasting.adding / fastest, lasting.stepping / fastest
         self.weights, self.gradients, self.states = lasting.weights, lasting.gradients, lasting.states
-        self.alone = lasting.alone
+        self.alone, self.pieces = lasting.alone, lasting.pieces
         # What stays of a micro-batch: all that blocks save inside, or with recomputation what they read; and what
         # passes between them, where backward needs it.
         count, size = len(profile.blocks), np.rint(lasting.each * samples) + lasting.fixed
@@ -77,12 +82,11 @@ class Blocks:
         saved = np.bincount(lasting.reader, weights=size * lasting.kept, minlength=count)
         self.saved = by_block(profile, "saved_bytes", samples) + saved
         self.least = np.minimum(self.saved, self.read)
-        # The fewest bytes that cross between two blocks, there and back.
-        there, back = (_crossing(lasting, part, count) for part in (size, size * lasting.back))
-        self.hop = float((there + back).min()) if count > 1 and (np.minimum(there, back) > 0).all() else 0.0
-
-
-def _crossing(lasting: Lasting, size: Floats, count: int) -> Floats:
-    """Bytes that cross from every block but the last to the one behind it."""
-    begun, over = (np.bincount(ends, weights=size, minlength=count + 1) for ends in (lasting.begin, lasting.end))
-    return np.asarray(np.cumsum(begun - over), dtype=np.float64)[: count - 1]
+        # Bytes from every block but the last to the one behind it, and back; and the fewest of both. (What goes on to
+        # later blocks may go another way.)
+        self.there, self.back = (
+            np.bincount(lasting.begin, weights=part * lasting.next, minlength=count)[: count - 1]
+            for part in (size, size * lasting.back)
+        )
+        both = (np.minimum(self.there, self.back) > 0).all()
+        self.hop = float((self.there + self.back).min()) if count > 1 and both else 0.0

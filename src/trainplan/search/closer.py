@@ -14,14 +14,16 @@ from trainplan.program.program import Ints
 from trainplan.program.schedules import orders_of
 from trainplan.search.blocks import Blocks
 from trainplan.search.columns import Space
-from trainplan.search.floor import Floors, context, room, unlike
+from trainplan.search.floor import Floats, Floors
+from trainplan.search.in_order import behind, in_order
+from trainplan.search.room import context, room, unlike
 from trainplan.search.talk import summed
 from trainplan.solve.least import Least
 from trainplan.solve.limits import usable
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.resolve import cuts
 
-_A_PASS = 3200  # entries of a partitioner's table that take as long as simulating a pass
+_CUT, _TABLES = 1 / 200, 1 / 100  # passes that could be simulated instead: of cutting, for every pair of blocks
 
 
 class Closer:
@@ -40,6 +42,8 @@ class Closer:
         self._blocks: dict[tuple[int, int], Blocks] = {}
         self._cuts: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._held: dict[tuple[object, ...], np.ndarray] = {}
+        self._tables: set[tuple[object, ...]] = set()  # that cuts were made by
+        self._played: dict[tuple[object, ...], float] = {}
 
     def tables(self, row: int) -> Tables:
         number = int(self.known.variant[row])
@@ -62,8 +66,10 @@ class Closer:
             key = (*key, sketch.dp, sketch.spread)
         if sketch.pp > 1:
             if key not in self._cuts:
+                tables = number, -(-local // sketch.micro), sketch.recompute in ("full", "except-last")
+                self.cut_work += sketch.blocks**2 * (_CUT + _TABLES * (tables not in self._tables))
+                self._tables.add(tables)
                 self._cuts[key] = cuts(sketch, space.cluster, space.batch, self.tables(row), self.usable)
-                self.cut_work += sketch.wanted * sketch.blocks**2 / _A_PASS
             stages = self._cuts[key]
             if sketch.spread:
                 turns = _of_several(sketch, stages, small, float(self.known.hop[row]), space.cluster)
@@ -71,17 +77,36 @@ class Closer:
             if self._beside:
                 least = Least(sketch, space.cluster, space.batch, self.tables(row))
                 bound = max(bound, least(stages))
-            hop, rate = float(self.known.hop[row]), float(self.known.summed[row])
+            hop = float(self.known.hop[row])
             bound = max(bound, _when_cut(sketch, stages, small, large, larger, hop))
             bound = max(bound, _at_last(sketch, stages, small, large, larger, hop))
-            bound = max(bound, _exchanging(sketch, stages, small, rate))
-            bound = max(bound, _summing(sketch, stages, small, rate))
+            shared = small.alone * float(self.known.summed[row]) + small.pieces * float(self.known.started[row])
+            bound = max(bound, _exchanging(sketch, stages, shared))
+            bound = max(bound, _summing(sketch, stages, small, shared))
         most = self._most(sketch, stages, small, large, larger, key)
         self.bytes[row] = max(self.bytes[row], (most + self.own) * unlike(space.cluster))
         if most > self.room:
             self.too_big += 1
             return float("inf"), stages
         return bound, stages
+
+    def in_order(self, row: int, stages: tuple[int, ...]) -> float:
+        """Seconds that a step of a plan with these cuts takes at least, by the order of its passes: closer still. Plans
+        that differ in what they share out have their passes in common."""
+        sketch, number = self.space.sketch(row), int(self.known.variant[row])
+        local = -(-self.space.batch // sketch.dp)
+        samples, larger = divmod(local, sketch.micro)
+        small, large = (self._of(number, size) for size in (samples, samples + (larger > 0)))
+        if not stages:
+            return 0.0
+        order = sketch.schedule, sketch.chunks, sketch.pairs, sketch.micro, sketch.recompute
+        key = number, sketch.dp, stages, sketch.spread, order
+        if key not in self._played:
+            self._played[key] = in_order(sketch, stages, small, large, larger, self.space.cluster)
+        passes = self._played[key]
+        own = slice(0, stages[0])
+        sums = small.alone[own].sum() * self.known.summed[row] + small.pieces[own].sum() * self.known.started[row]
+        return passes + behind(sketch, stages, small, float(sums)) if passes else 0.0
 
     def _of(self, variant: int, samples: int) -> Blocks:
         if (variant, samples) not in self._blocks:
@@ -130,6 +155,11 @@ def _held(schedule: str, pp: int, chunks: int, pairs: int) -> tuple[Ints, ...]:
     )
 
 
+def adds(sketch: Plan) -> int:
+    """Backward passes of every stage that find gradients which they add to: all where buckets keep them."""
+    return sketch.micro - (sketch.dp * sketch.lines == 1)
+
+
 def _of_several(sketch: Plan, stages: tuple[int, ...], small: Blocks, hop: float, cluster: Cluster) -> float:
     """The ranks of a stage take turns, so one of them has as large a part of the micro-batches as any, and recomputes
     all of them but one of every line. It cannot start before the stages ahead; in the naive order it waits while a
@@ -161,27 +191,32 @@ def _at_last(
     return float(ahead + small.once.sum()) + len(stages) * hop
 
 
-def _exchanging(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, rate: float) -> float:
+def _exchanging(sketch: Plan, stages: tuple[int, ...], shared: Floats) -> float:
     """Gathers and scatters that passes wait for follow each other on a rank (but for the last of a step). The next step
-    ends at least those of one rank later, and which one is not known: so the least of them."""
+    ends at least those of one rank later, and which one is not known: so the least of them. Backward passes gather once
+    more, but for what forward passes end with. `shared`: seconds of every block's weights."""
     if sketch.lines > 1 or sketch.zero < 2:
         return 0.0
-    first = [0, *stages]
-    rank = np.arange(len(first)) % sketch.pp
-    once = rate * np.bincount(rank, weights=np.add.reduceat(blocks.alone, first))
-    return float(once.min()) * (sketch.micro - 1 + (sketch.micro if sketch.zero == 3 else 0))
+    first, micro = [0, *stages], sketch.micro
+    once, most = np.add.reduceat(shared, first), np.maximum.reduceat(shared, first)
+    each = (micro - 1) * once
+    if sketch.zero == 3:
+        each += micro * once + micro * np.maximum(once - 2 * most, 0.0)
+    return float(np.bincount(np.arange(len(first)) % sketch.pp, weights=each).min())
 
 
-def _summing(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, rate: float) -> float:
+def _summing(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, shared: Floats) -> float:
     """A rank sums its first stage's gradients when it has computed all but its last backward pass, and only then
     begins the next step."""
-    if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD or not rate:
+    if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD or not shared.any():
         return 0.0
     first, full = [0, *stages], sketch.recompute == "full"
     each = np.add.reduceat(blocks.once + blocks.again * full, first)
-    work = sketch.micro * np.bincount(np.arange(len(first)) % sketch.pp, weights=each)
-    last = np.add.reduceat(blocks.once - blocks.again * (not full), first)[: sketch.pp]
-    return float((work - last + rate * np.add.reduceat(blocks.alone, first)[: sketch.pp]).max())
+    adding = np.add.reduceat(blocks.adding, first)
+    own = sketch.micro * each + adds(sketch) * adding
+    work = np.bincount(np.arange(len(first)) % sketch.pp, weights=own)
+    last = (np.add.reduceat(blocks.once - blocks.again * (not full), first) + adding)[: sketch.pp]
+    return float((work - last + np.add.reduceat(shared, first)[: sketch.pp]).max())
 
 
 def _when_cut(
@@ -192,19 +227,21 @@ def _when_cut(
     first, micro, full = [0, *stages], sketch.micro, sketch.recompute == "full"
     once = np.add.reduceat(small.once, first)
     each = [np.add.reduceat(part.once + part.again * full, first) for part in (small, large)]
-    own = (micro - larger) * each[0] + larger * each[1]  # of all micro-batches
+    adding = np.add.reduceat(small.adding, first)
+    own = (micro - larger) * each[0] + larger * each[1] + adds(sketch) * adding  # of all micro-batches
     if sketch.schedule == "gems":
-        return small.forward + micro * small.backward
+        return small.forward + micro * (small.backward + float(small.adding.sum()))
     if sketch.pairs > 1:
-        return micro * float(each[0].sum()) / sketch.pp
+        return float(own.sum()) / sketch.pp
     if sketch.schedule in TWO_WAYS:
         half = sketch.pp // 2
         ahead = (np.cumsum(once) - once)[:half] + hop * np.arange(half)
-        return float((ahead + micro / 2 * (each[0] + each[0][::-1])[:half]).max())
+        both = each[0] + adding
+        return float((ahead + micro / 2 * (both + both[::-1])[:half]).max())
     if sketch.schedule in SPLIT_BACKWARD:
         return 0.0
     if sketch.schedule == "naive":
-        return float(micro * once.sum())
+        return float(micro * once.sum() + adds(sketch) * adding.sum())
     work = np.bincount(np.arange(len(own)) % sketch.pp, weights=own)
     ahead = (np.cumsum(once) - once)[: sketch.pp] + hop * np.arange(sketch.pp)
     found = float((ahead + work).max())

@@ -1,16 +1,18 @@
 """What no plan of a space can beat, of all of them at once: seconds of a step, and whether any cuts could fit.
 
-With p ranks, m micro-batches, T seconds of a micro-batch in all blocks (W with what is recomputed), B those of all its
-backward passes, H seconds of a message there and back, and C those of all sums of gradients at the rate of their bytes:
+With p ranks, m micro-batches, T seconds of a micro-batch in all blocks (W with what is recomputed, and with the adding
+to gradients that are there already), F and B those of its forward and of its backward passes, H seconds of a message
+there and back, and C those of all sums of gradients at the rate of their bytes:
 
     one stage        m · W                        micro-batches go through one after the other
     naive            m · T
+    gems             F + m · B                    one goes back through all stages before the next one can
     gpipe            T + (m − 1) · max over stages           … of the best cuts that there are
     1f1b             max over stages of T before + m · own   … of the best cuts that there are
     all others       m · W / p                               all ranks compute all the time
     and, of all      T + (stages − 1) · H         a micro-batch goes through all of them and back
     two parts        m · W / p, alone             gradients of weights may be left for the next step's beginning
-    one stage        m · W, and what is added up and stepped beside it
+    one stage        m · W, and the optimizer's step
     one stage        m · W − B + C                nothing can be summed before the last backward pass begins
       zero=1         … and the gathering of all weights, as far as it takes longer than the first forward pass
       zero=2, 3      gathers and scatters follow each other: G + m · S, and m · (G + S)
@@ -18,11 +20,7 @@ backward passes, H seconds of a message there and back, and C those of all sums 
 The best cuts are found exactly: with a limit V the first stage takes as many blocks as it can, and so do those after
 it, since whoever takes more leaves less; the least V with which all blocks are taken is the bound. What ranks that
 share blocks exchange inside a pass is part of its blocks' seconds. The host that issues the work is never faster than
-it is: m · (seconds to issue) / p.
-
-Bytes: a rank has its weights, what its optimizer keeps, gradients where buckets keep them, and what the micro-batches
-in flight have saved inside blocks. By the same argument the first stage takes as many blocks as its memory holds; where
-some are left over in the end, no cuts fit.
+it is: m · (seconds to issue) / p. Whether anything fits is for `room.py` to say.
 """
 
 from __future__ import annotations
@@ -33,29 +31,25 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import WORDS, plan
 from trainplan.plan.rules import SPLIT_BACKWARD
 from trainplan.predict.contention import at_least
 from trainplan.predict.planned import planned
-from trainplan.predict.predict import MEMORY_MARGIN
 from trainplan.predict.speeds import speeds
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
 from trainplan.program.program import Bools, Ints
 from trainplan.search.blocks import Blocks, Lasting
 from trainplan.search.columns import Space
+from trainplan.search.room import Columns, columns, fitting, shared_evenly
 from trainplan.search.talk import aloud, hops, sums
 
 Floats = NDArray[np.float64]
 _SCHEDULE = {word: place for place, word in enumerate(WORDS["schedule"])}
 _FULL, _MOST = (WORDS["recompute"].index(word) for word in ("full", "except-last"))
-# What stays of a micro-batch: what blocks save, or what they read; where only some are recomputed, the less of both.
-_KEPT = np.array([{"full": 1, "except-last": 2}.get(word, 0) for word in WORDS["recompute"]])
 _IN_TURN = [_SCHEDULE[word] for word in ("1f1b", "1f1b-early")]
 _TWO_WAYS = [_SCHEDULE[word] for word in ("gems", "chimera", "chimera-doubled")]
 _IN_PARTS = [_SCHEDULE[word] for word in SPLIT_BACKWARD]
-_BESIDE = ("accumulate", "update")
 _CLOSE = 1e-4  # how closely the best cuts are found
 
 
@@ -71,10 +65,12 @@ class Floors:
     loud: tuple[Profile, ...]  # the same with what ranks exchange inside passes as part of their seconds
     fastest: float  # device of the cluster, in units of the one that profiles are of
     hop: Floats  # seconds of a message between stages, there and back, at least
-    summed: Floats  # seconds of summing a byte of gradients over replicas, at least
+    summed: Floats  # seconds of summing a byte of gradients over replicas, or of sharing it out, at least
+    started: Floats  # … and to begin with, of every piece
     lasting: tuple[Lasting, ...]  # of `profiles`
     joint: bool  # whether the seconds of the host that issues passes are part of theirs
     bytes: Floats  # that the fullest rank has at least, whatever the cuts
+    room: Columns  # what bytes are made of
 
 
 def floors(space: Space) -> Floors:
@@ -93,21 +89,23 @@ def floors(space: Space) -> Floors:
     joint = backend(space.cluster.backend).host_computes and not crowded
     parts = [Blocks(lasting[v], loud[v], n, fastest, joint) for v, n in numbers.tolist()]
     small, large = np.split(which, 2)
-    fits = _fits(space, parts, small, large, larger)
+    room = columns(space, parts, small, large, larger)
+    fits = fitting(room, space.cluster)
     seconds = np.full(len(space), np.inf)
     own = np.flatnonzero(fits)
     rows = _Rows(space, own, variant[own], small[own], large[own], larger[own])
-    hop, summed = np.zeros(len(space)), np.zeros(len(space))
+    hop, summed, started = np.zeros((3, len(space)))
     hop[own] = _hops(space, rows, parts)
-    start, summed[own] = _sums(space, rows)
+    started[own], summed[own] = _sums(space, rows)
     gradients = np.array([part.gradients.sum() for part in lasting])[rows.variant]
-    seconds[own] = _seconds(rows, parts, gradients * summed[own] + start * (gradients > 0), hop[own])
+    pieces = np.array([max(part.pieces.sum(), 1.0) for part in lasting])[rows.variant] * (gradients > 0)
+    seconds[own] = _seconds(rows, parts, gradients * summed[own] + pieces * started[own], hop[own])
     if crowded:
         none = np.zeros(len(own))
         seconds[own] = np.maximum(seconds[own], _crowded(space, rows) * _seconds(rows, parts, none, none, device=True))
     return Floors(
-        seconds, fits, variant, tuple(profiles), tuple(loud), fastest, hop, summed, lasting, joint,
-        _bytes(space, parts, small),
+        seconds, fits, variant, tuple(profiles), tuple(loud), fastest, hop, summed, started, lasting, joint,
+        shared_evenly(space, parts, small), room,
     )  # fmt: skip
 
 
@@ -125,6 +123,8 @@ class _Rows:
         # All but one micro-batch of every line are recomputed: of stages with several ranks, nothing is said.
         self.most = (space.column("recompute")[own] == _MOST) & (space.column("spread")[own] == 0)
         self.lines = np.where(np.isin(self.schedule, _TWO_WAYS), 2 * space.column("pairs")[own], 1)
+        # Backward passes that find gradients which they add to: where buckets keep them or DDP copies them, all.
+        self.adds = np.where(self.spread, 0, self.micro - (self.dp * self.lines == 1))
         self.variant, self.small, self.large, self.larger = variant, small, large, larger
 
 
@@ -140,7 +140,9 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device
         return np.asarray((micro - rows.larger) * each[rows.small] + rows.larger * each[rows.large])
 
     through = once.sum(axis=1)
-    whole = all_of_them(through)
+    adding, update = (np.array([getattr(part, name) for part in parts]) for name in ("adding", "stepping"))
+    adds = rows.adds * adding.sum(axis=1)[rows.small]
+    whole = all_of_them(through) + adds
     twice = again.sum(axis=1)
     but = rows.most * np.minimum(rows.lines, micro) * twice[rows.large]
     work = whole + np.where(rows.full | rows.most, np.maximum(all_of_them(twice) - but, 0.0), 0.0)
@@ -153,25 +155,28 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device
     cut = np.flatnonzero(several & ~two_ways & ~rows.spread)
     columns = (
         rows.small, rows.large, rows.full + 2 * rows.most, pp * rows.chunks, in_turn.astype(np.int64),
-        micro - rows.larger - gpipe, rows.larger,
+        micro - rows.larger - gpipe, rows.larger, rows.adds,
     )  # fmt: skip
     keys, row = _unique(*(column[cut] for column in columns))
     best = np.zeros(len(pp))
-    best[cut] = _best_cuts(np.cumsum(once, axis=1), np.cumsum(again, axis=1), keys)[row]
+    until = [np.cumsum(each, axis=1) for each in (once, again, adding)]
+    best[cut] = _best_cuts(until[0], until[1], until[2], keys)[row]
     found = np.maximum(found, best + np.where(gpipe & several, through[rows.small], 0.0))
     found = np.where((schedule == _SCHEDULE["naive"]) & ~rows.spread, np.maximum(found, whole), found)
+    back = forward[rows.small] + micro * backward[rows.small] + adds
+    found = np.where(schedule == _SCHEDULE["gems"], np.maximum(found, back), found)
     found = np.maximum(found, through[rows.large] + (pp * rows.chunks - 1) * hop)
     # Communication, of one stage: what is computed before the last backward pass begins, and then the sums.
     gathers = np.where(zero > 0, sums, 0.0)
     late = np.maximum(0.0, gathers - forward[rows.large])
     busy = np.where(zero == 3, micro * (gathers + sums), np.where(zero == 2, gathers + micro * sums, 0.0))
     last = backward[rows.large] + np.where(rows.full, twice[rows.large], 0.0)
-    accumulate, update = (np.array([getattr(part, name) for part in parts])[rows.small] for name in _BESIDE)
-    alone = slowest + (micro - 1) * accumulate + np.where(zero == 0, update, 0.0)
+    last = last + 2 * adding.sum(axis=1)[rows.small]  # DDP's last pass of several adds, and copies
+    alone = slowest + np.where(zero == 0, update.sum(axis=1)[rows.small], 0.0)
     talk = np.maximum(work - last + late + sums, busy)
     found = np.where(several, found, np.maximum(found, np.maximum(alone, talk)))
     # Gradients of weights can be left for the time in which the next step has begun: only their work is certain.
-    halves = all_of_them(np.array([part.parts for part in parts])) * rows.slowest / pp
+    halves = (all_of_them(np.array([part.parts for part in parts])) + adds) * rows.slowest / pp
     return np.where(np.isin(schedule, _IN_PARTS), halves, found)
 
 
@@ -199,21 +204,6 @@ def _crowded(space: Space, rows: _Rows) -> Floats:
     return np.array([at_least(each, space.cluster, space.batch).least for each in plans])[which]
 
 
-def _bytes(space: Space, parts: list[Blocks], small: Ints) -> Floats:
-    """Bytes that the fullest rank has at least, whatever the cuts: weights, states and what one micro-batch leaves,
-    shared out evenly, beside what its device's libraries take."""
-    names = ("weights", "states", "least")
-    weights, states, least = (np.array([getattr(part, name).sum() for part in parts])[small] for name in names)
-    zero, sharers = space.column("zero"), _sharers(space)
-    lasting = weights / np.where(zero == 3, sharers, 1) + states / np.where(zero > 0, sharers, 1)
-    own = (lasting + least) * space.column("dp") * space.column("tp") / space.ranks
-    return np.asarray(own + context(space.cluster)) * unlike(space.cluster)
-
-
-def _sharers(space: Space) -> Ints:
-    return np.where(space.column("shard") > 0, space.column("shard"), space.column("dp"))
-
-
 def _unique(*columns: Ints) -> tuple[Ints, Ints]:
     """The combinations that occur, and which of them each row has."""
     number = np.zeros(len(columns[0]), dtype=np.int64)
@@ -234,15 +224,15 @@ def _variants(space: Space) -> tuple[list[Profile], Ints]:
 
 
 @njit(cache=True)
-def _best_cuts(once: Floats, again: Floats, keys: Ints) -> Floats:
+def _best_cuts(once: Floats, again: Floats, adding: Floats, keys: Ints) -> Floats:
     """The least that the busiest stage takes, of all ways to cut; if asked, with what goes before it."""
     found = np.empty(len(keys))
     blocks = once.shape[1]
     work = np.empty(blocks)  # of all micro-batches, up to and with a block
     for k in range(len(keys)):
-        small, large, full, stages, ahead, count, larger = keys[k]
+        small, large, full, stages, ahead, count, larger, adds = keys[k]
         for b in range(blocks):
-            work[b] = count * once[small, b] + larger * once[large, b]
+            work[b] = count * once[small, b] + larger * once[large, b] + adds * adding[small, b]
             if full:  # 2: all but one of them
                 work[b] += max(0, count + 1 - full) * again[small, b] + larger * again[large, b]
         total = work[blocks - 1]
@@ -268,12 +258,13 @@ def _best_cuts(once: Floats, again: Floats, keys: Ints) -> Floats:
 
 def _sums(space: Space, rows: _Rows) -> tuple[Floats, Floats]:
     """Seconds of summing gradients over replicas, or of gathering or scattering what they share out: to begin with, and
-    a byte; nothing where groups of them share out."""
+    a byte. (Where groups of them share out, they sum over these beside it.)"""
     keys, which = _unique(rows.dp, rows.tp, rows.ranks, (rows.zero > 0).astype(np.int64), rows.shard)
     found = np.zeros((len(keys), 2))
     for k, (replicas, sharing, stages, shares, shard) in enumerate(keys.tolist()):
-        if replicas > 1 and not shard:
-            found[k] = sums(space.cluster, replicas, sharing, stages, bool(shares))
+        if replicas > 1:
+            groups = replicas // shard if shard else 1
+            found[k] = sums(space.cluster, replicas // groups, sharing, stages * groups, bool(shares))
     return found[which, 0], found[which, 1]
 
 
@@ -285,92 +276,3 @@ def _hops(space: Space, rows: _Rows, parts: list[Blocks]) -> Floats:
         hops(space.cluster, apart, sizes[n]) if several and sizes[n] else 0.0 for apart, n, several in keys.tolist()
     ]
     return np.array(found)[which]
-
-
-def _fits(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger: Ints) -> Bools:
-    names = ("saved", "read", "least", "weights", "gradients", "states")
-    saved, read, least, weights, gradients, states = (
-        np.array([getattr(part, name) for part in parts]) for name in names
-    )
-    dp, pp, micro, zero, schedule, chunks = (
-        space.column(field) for field in ("dp", "pp", "micro", "zero", "schedule", "chunks")
-    )
-    words = np.array([_SCHEDULE[word] for word in ("gpipe", "looped", "1f1b", "1f1b-early")])
-    # Of stages with several ranks none has more than one micro-batch for certain, as in an order that is none of these.
-    schedule = np.where(space.column("spread") > 0, _SCHEDULE["naive"], schedule)
-    kept = _KEPT[space.column("recompute")]
-    return _have_room(
-        np.stack([saved, read, least]), weights, gradients, states, small, large, larger, kept, dp, _sharers(space),
-        pp, micro, zero, chunks, schedule, np.isin(schedule, _TWO_WAYS), words, room(space.cluster),
-    )  # fmt: skip
-
-
-def unlike(cluster: Cluster) -> float:
-    """The memory of the smallest device in units of the largest one's: a plan's peak is that of the rank which is
-    nearest to its limit, and of unlike devices another one may have so many times as much."""
-    sizes = [device.memory_bytes for device in cluster.kinds.values()]
-    return min(sizes) / max(sizes)
-
-
-def context(cluster: Cluster) -> float:
-    """Bytes that the libraries of a device take at least."""
-    return float(min(device.context_bytes for device in cluster.kinds.values()))
-
-
-def room(cluster: Cluster) -> float:
-    """Bytes that a program may use on the device with most of them."""
-    nodes = {id(node): node for node in cluster.nodes}  # of many machines most are one value
-    devices = [device for node in nodes.values() for device in node.devices]
-    return float(max(device.memory_bytes * (1 - MEMORY_MARGIN) - device.context_bytes for device in devices))
-
-
-@njit(cache=True)
-def _have_room(
-    left: Floats, weights: Floats, gradients: Floats, states: Floats, small: Ints, large: Ints, larger: Ints,
-    which: Ints, dp: Ints, sharers: Ints, pp: Ints, micro: Ints, zero: Ints, chunks: Ints, schedule: Ints,
-    two_ways: Bools, words: Ints, limit: float,
-) -> Bools:  # fmt: skip
-    """Whether some cuts may fit. The larger micro-batches come first, so they are among those in flight."""
-    found = np.empty(len(small), np.bool_)
-    blocks = weights.shape[1]
-    gpipe, looped, in_turn, early = words
-    for row in range(len(small)):
-        w, m, stages = small[row], micro[row], pp[row]
-        each, more = left[which[row], w], left[which[row], large[row]]
-        share = 1.0 / sharers[row]
-        weight = share if zero[row] == 3 else 1.0
-        gradient = share if zero[row] >= 2 else 1.0
-        state = share if zero[row] >= 1 else 1.0
-        kept = dp[row] > 1  # gradients are there before any pass
-        if chunks[row] > 1 or two_ways[row]:  # all ranks together
-            held = m if schedule[row] == looped else 1
-            copies = 2.0 if two_ways[row] and stages % 2 == 0 else 1.0
-            first = min(held, larger[row])
-            total = 0.0
-            for b in range(blocks):
-                own = weight * weights[w, b] + state * states[w, b] + (gradient * gradients[w, b] if kept else 0.0)
-                total += copies * own + (held - first) * each[b] + first * more[b]
-            found[row] = total <= limit * stages
-            continue
-        block = 0
-        for stage in range(stages):
-            held = 1
-            if schedule[row] == gpipe:
-                held = m
-            elif schedule[row] == in_turn:
-                held = min(m, stages - stage)
-            elif schedule[row] == early:
-                held = min(m, 2 * (stages - stage) - 1)
-            first = min(held, larger[row])
-            lasting, grown, flying, last = 0.0, 0.0, 0.0, 0.0
-            while block < blocks:
-                lasting += weight * weights[w, block] + state * states[w, block]
-                grown += gradient * gradients[w, block]
-                flying += (held - first) * each[block] + first * more[block]
-                last += more[block]
-                need = lasting + flying + grown if kept else max(lasting + flying, lasting + grown + flying - last)
-                if need > limit:
-                    break
-                block += 1
-        found[row] = block == blocks
-    return found

@@ -17,6 +17,7 @@ import numpy as np
 from trainplan.predict.predict import Prediction
 from trainplan.search.columns import Space
 from trainplan.search.floor import Floats, Floors
+from trainplan.search.room import fullest
 from trainplan.units import gib, seconds, significant
 
 T = TypeVar("T", float, Floats)
@@ -88,7 +89,7 @@ MONEY = Objective(
 MEMORY = Objective(
     "memory",
     lambda p: _about(p.peak_bytes) * (1 + 1e-3 * p.step_s / (1 + p.step_s)),
-    lambda space, known: _about(known.bytes),
+    lambda space, known: _about(fullest(known.room, known.fits, known.bytes, space.cluster)),
     lambda space, row, seconds, size: _about(size),
     gib,
     lambda p: gib(p.peak_bytes),

@@ -98,6 +98,11 @@ def hops(cluster: Cluster, apart: int, there_and_back: float) -> float:
     >>> [round(hops(cluster("2x4xTitanRTX+eth10"), apart, 1e6) * 1e6) for apart in (1, 4)]
     [41, 900]
     """
+    return sent(cluster, apart, there_and_back, messages=2)
+
+
+def sent(cluster: Cluster, apart: int, size: float, messages: int = 1) -> float:
+    """Seconds of some messages with so many bytes together, at least."""
     nodes = {id(node): node for node in cluster.nodes}.values()  # of many machines most are one value
     inside = {len(node.devices) for node in nodes}
     near = [link for node in nodes for link in (node.inside, *(pair.link for pair in node.pairs))]
@@ -106,7 +111,7 @@ def hops(cluster: Cluster, apart: int, there_and_back: float) -> float:
     links = [*far, *([] if leaves else near)]
     curve = None if leaves else collectives.curve_of(cluster, "p2p", 2)
     if curve is None:
-        return min(2 * link.latency_s + there_and_back / link.rate for link in links)
-    byte = min(collectives.on_curve(curve, size) / size for size in _sizes((curve,)))
-    measured = max(2 * collectives.on_curve(curve, 0), there_and_back * byte)
-    return min([measured, *(2 * link.latency_s + there_and_back / link.rate for link in far)])
+        return min(messages * link.latency_s + size / link.rate for link in links)
+    byte = min(collectives.on_curve(curve, each) / each for each in _sizes((curve,)))
+    measured = max(messages * collectives.on_curve(curve, 0), size * byte)
+    return min([measured, *(messages * link.latency_s + size / link.rate for link in far)])
