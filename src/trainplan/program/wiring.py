@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from trainplan.program.program import Bools, Ints, Program, Ragged
+from trainplan.program.program import Bools, Ints, Program, Ragged, nonzero
 
 Floats = NDArray[np.float64]
 Small = NDArray[np.int32]  # walking the graph is bound by memory, and no program has 2³¹ operations
@@ -166,7 +166,7 @@ def stuck(program: Program, wiring: Wiring) -> Ints:
         program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet.copy(),
         wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items,
     )  # fmt: skip
-    return np.flatnonzero(~done)
+    return nonzero(~done)
 
 
 @njit(cache=True)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from trainplan.program.check.view import Fault, View
 from trainplan.program.ops import COPIES, Kind, Value
-from trainplan.program.program import are
+from trainplan.program.program import are, nonzero
 
 _COPY = are(COPIES)
 
@@ -25,7 +23,7 @@ def back(view: View) -> Iterator[Fault]:
     reader, made = program.reads.owner, program.value_maker[program.reads.items]
     same = (made >= 0) & (view.batch[reader] == view.batch[made])
     read = set(made[same & (program.kind[made] == Kind.FETCH)].tolist())
-    out, into = (np.flatnonzero(program.kind == kind).tolist() for kind in (Kind.OFFLOAD, Kind.FETCH))
+    out, into = (nonzero(program.kind == kind).tolist() for kind in (Kind.OFFLOAD, Kind.FETCH))
     returns: dict[int, list[int]] = {}
     for op in into:
         returns.setdefault(int(home[op]), []).append(op)

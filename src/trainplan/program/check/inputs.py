@@ -12,6 +12,7 @@ import numpy as np
 
 from trainplan.program.check.view import Fault, View, pack, where
 from trainplan.program.ops import Kind, Value
+from trainplan.program.program import nonzero
 
 
 def loaded(view: View) -> Iterator[Fault]:
@@ -27,7 +28,7 @@ def loaded(view: View) -> Iterator[Fault]:
         op, maker = int(readers[i]), int(makers[i])
         yield Fault("loaded", op, f"{program.name(op)} reads what {program.name(maker)} brings for another step")
     # A pass that was cut into units reads with the first of them.
-    passes = np.flatnonzero((program.kind == Kind.F) & (program.unit == 0))
+    passes = nonzero((program.kind == Kind.F) & (program.unit == 0))
     has_read = np.zeros(len(program), dtype=bool)
     has_read[readers[home[readers] == home[makers]]] = True
     loads = np.zeros(int(home.max()) + 1, dtype=bool)

@@ -18,7 +18,7 @@ from numba import njit
 
 from trainplan.program.check.view import Fault, View
 from trainplan.program.ops import Kind, Value
-from trainplan.program.program import Ints, Program
+from trainplan.program.program import Bools, Ints, Program, nonzero
 from trainplan.program.wiring import stuck
 
 
@@ -49,15 +49,12 @@ def ends(view: View) -> Iterator[Fault]:
 
 def ordered(view: View) -> Iterator[Fault]:
     program = view.program
-    after: dict[int, dict[int, int]] = {}  # collective → the one that a rank issues next → that rank
-    entries = np.flatnonzero((program.group[view.entry_op] >= 0) & view.listed[view.entry_rank])
-    op, rank = view.entry_op[entries], view.entry_rank[entries]
-    same = np.flatnonzero(rank[1:] == rank[:-1])
-    # Members of one group issue the same pairs: each is looked at once.
-    pairs = np.unique(op[same] * len(program) + op[same + 1], return_index=True)[1]
-    if _in_order(op[same[pairs]], op[same[pairs] + 1], len(program)):
+    if _in_order(program.lists.start, program.lists.items, program.group, view.listed):
         return
-    for i in same[np.sort(pairs)].tolist():
+    after: dict[int, dict[int, int]] = {}  # collective → the one that a rank issues next → that rank
+    entries = nonzero((program.group[view.entry_op] >= 0) & view.listed[view.entry_rank])
+    op, rank = view.entry_op[entries], view.entry_rank[entries]
+    for i in nonzero(rank[1:] == rank[:-1]).tolist():
         after.setdefault(int(op[i]), {}).setdefault(int(op[i + 1]), int(rank[i]))
     circle = _circle(after)
     if len({int(program.group[one]) for one in circle}) < 2:
@@ -84,21 +81,34 @@ def apart(view: View) -> Iterator[Fault]:
     taker, giver = program.reads.owner[carried], program.value_maker[program.reads.items[carried]]
     taker, giver = taker[giver >= 0], giver[giver >= 0]
     together = (meets[program.rank[taker]] == meets[program.rank[giver]]) & (meets[program.rank[taker]] >= 0)
-    for i in np.flatnonzero(together & (before[taker] != before[giver])).tolist():
+    for i in nonzero(together & (before[taker] != before[giver])).tolist():
         gives, takes = (f"{program.name(op)} after {before[op]} barriers" for op in (giver[i], taker[i]))
         yield Fault("apart", int(taker[i]), f"{gives}, {takes}: the message goes on over a barrier")
 
 
 @njit(cache=True)
-def _in_order(before: Ints, after: Ints, ops: int) -> bool:
-    """Whether there is an order in which all of the first come before the second beside them, which are sorted by the
-    first: nearly always there is."""
-    start, waits = np.zeros(ops + 1, np.int64), np.zeros(ops, np.int64)
-    for k in range(len(before)):
-        start[before[k] + 1] += 1
-        waits[after[k]] += 1
+def _in_order(list_start: Ints, list_items: Ints, group: Ints, listed: Bools) -> bool:
+    """Whether there is an order of all collectives that the lists of all ranks keep to: nearly always there is."""
+    ops = len(group)
+    start, waits = np.zeros(ops + 2, np.int64), np.zeros(ops, np.int64)
+    following = np.full(len(list_items), -1, np.int64)  # list entry → the collective that its rank issues next
+    for rank in range(len(list_start) - 1):
+        last = -1
+        for e in range(list_start[rank], list_start[rank + 1] if listed[rank] else list_start[rank]):
+            if group[list_items[e]] < 0:
+                continue
+            if last >= 0:
+                following[last] = list_items[e]
+                start[list_items[last] + 2] += 1
+                waits[list_items[e]] += 1
+            last = e
     for op in range(ops):
-        start[op + 1] += start[op]
+        start[op + 2] += start[op + 1]
+    after = np.empty(start[ops + 1], np.int64)
+    for e in range(len(list_items)):
+        if following[e] >= 0:
+            after[start[list_items[e] + 1]] = following[e]
+            start[list_items[e] + 1] += 1
     ready, top = np.empty(ops, np.int64), 0
     for op in range(ops):
         if waits[op] == 0:

@@ -10,90 +10,121 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
-from trainplan.program.check.view import Fault, View, pack, where
+from trainplan.program.check.view import Fault, View, close, pack, where
 from trainplan.program.ops import SPECS, Kind
-from trainplan.program.program import Bools, Ints
+from trainplan.program.program import Bools, Ints, nonzero
+from trainplan.program.wiring import Small
+
+_F, _B, _I, _W = int(Kind.F), int(Kind.B), int(Kind.I), int(Kind.W)
+# What may be wrong with a pass: bits.
+_AGAIN, _NEVER_BACK, _NEVER_FORWARD, _NO_WEIGHTS, _NO_INPUT = 1, 2, 4, 8, 16
+_WHY = {
+    _NEVER_BACK: "goes forward but never backward",
+    _NEVER_FORWARD: "goes backward but never forward",
+    _NO_WEIGHTS: "has the input part of backward but not the weights'",
+    _NO_INPUT: "has the weights' part of backward but not the input's",
+}
 
 
 def listed(view: View) -> Iterator[Fault]:
     program = view.program
+    stands, strange, lacking = _misplaced(
+        view.entry_op, view.entry_rank, program.rank, program.group, view.wiring.member_start, view.member_place
+    )
     alone = program.group < 0
-    stands = np.bincount(view.entry_op, minlength=len(program))
-    for op in where(alone & (stands != 1)):
-        yield Fault("listed", int(op), f"{program.name(op)} stands {stands[op]} times in the lists, not once")
-    strange = alone[view.entry_op] & (program.rank[view.entry_op] != view.entry_rank)
+    for op in where(alone & lacking):
+        yield Fault("listed", op, f"{program.name(op)} stands {stands[op]} times in the lists, not once")
     for entry in where(strange):
-        op = int(view.entry_op[entry])
-        yield Fault(
-            "listed", op, f"{program.name(op)} stands in the list of rank {view.entry_rank[entry]}, not its own"
-        )
-    # A collective stands in the list of every member, and as often as it has members.
-    members = np.diff(view.wiring.member_start)
-    missing = np.zeros(len(program), dtype=bool)
-    missing[np.repeat(np.arange(len(program)), members)[view.member_place < 0]] = True
-    for op in where(~alone & (missing | (stands != members))):
+        op, rank = int(view.entry_op[entry]), view.entry_rank[entry]
+        yield Fault("listed", op, f"{program.name(op)} stands in the list of rank {rank}, not its own")
+    for op in where(~alone & lacking):
         ranks, wanted = sorted(view.entry_rank[view.entry_op == op].tolist()), list(program.members(op))
         why = f"{program.name(op)} is for ranks {wanted} and stands in the lists of {ranks}"
         yield Fault("listed", op, why)
 
 
+@njit(cache=True)
+def _misplaced(
+    entry_op: Ints, entry_rank: Ints, rank: Ints, group: Ints, member_start: Small, member_place: Small
+) -> tuple[Ints, Bools, Bools]:
+    """How often each operation stands in the lists; whether an entry is in that of a strange rank; and whether an
+    operation is not where it should be. A collective stands in the list of every member, as often as it has members."""
+    stands, lacking = np.zeros(len(rank), np.int64), np.zeros(len(rank), np.bool_)
+    strange = np.zeros(len(entry_op), np.bool_)
+    for e in range(len(entry_op)):
+        op = entry_op[e]
+        stands[op] += 1
+        strange[e] = group[op] < 0 and rank[op] != entry_rank[e]
+    for op in range(len(rank)):
+        lacking[op] = stands[op] != member_start[op + 1] - member_start[op]
+        if group[op] >= 0:
+            for k in range(member_start[op], member_start[op + 1]):
+                lacking[op] |= member_place[k] < 0
+    return stands, strange, lacking
+
+
 def once(view: View) -> Iterator[Fault]:
     program = view.program
-    of = {kind: program.kind == kind for kind in (Kind.F, Kind.B, Kind.I, Kind.W)}
-    for kind, chosen in of.items():
-        ops = np.flatnonzero(chosen)
-        if not len(ops) or np.bincount(_close(view.exact[ops])).max() == 1:
-            continue
-        order = ops[np.argsort(view.exact[ops], kind="stable")]
-        for op in order[1:][np.diff(view.exact[order]) == 0]:
-            yield Fault("once", int(op), f"{program.name(op)}: {SPECS[kind].what} runs a second time")
-    backward = of[Kind.B] | of[Kind.I]
-    yield from _same(view, of[Kind.F], backward, "goes forward but never backward")
-    yield from _same(view, backward, of[Kind.F], "goes backward but never forward")
-    yield from _same(view, of[Kind.I], of[Kind.W], "has the input part of backward but not the weights'")
-    yield from _same(view, of[Kind.W], of[Kind.I], "has the weights' part of backward but not the input's")
+    wrong = _judge(program.kind, close(view.exact), close(view.batch))
+    if wrong.any():
+        for op in where(wrong & _AGAIN):
+            kind = Kind(int(program.kind[op]))
+            yield Fault("once", op, f"{program.name(op)}: {SPECS[kind].what} runs a second time")
+        for bit, why in _WHY.items():
+            for op in where(wrong & bit):
+                yield Fault("once", op, f"micro-batch of {program.name(op)} {why}")
     # All stages of a pipeline see the same micro-batches: as many as all of them together.
-    ops = np.flatnonzero(of[Kind.F])
+    ops = nonzero(program.kind == Kind.F)
     if not len(ops):
         return
     line, stage = pack(program, "job", "pipeline")[ops], program.stage[ops]
-    walk = pack(program, "job", "pipeline", "step", "micro_batch", "slice")[ops]
-    seen = np.bincount(_distinct(walk, line))
-    widest = int(stage.max()) + 1
-    counts = np.bincount(_distinct(walk * widest + stage, line * widest + stage), minlength=len(seen) * widest)
-    counts = counts.reshape(len(seen), widest)
+    walk = close(pack(program, "job", "pipeline", "step", "micro_batch", "slice")[ops])
+    seen, counts = _micro_batches(walk, close(walk * (int(stage.max()) + 1) + stage), line, stage)
     for one, lacking in zip(*np.nonzero((counts > 0) & (counts < seen[:, None])), strict=True):
         op = int(ops[(line == one) & (stage == lacking)][0])
         why = f"stage {lacking} sees {counts[one, lacking]} micro-batches where its pipeline has {seen[one]}"
         yield Fault("once", op, why)
 
 
-def _distinct(key: Ints, label: Ints) -> Ints:
-    """The label of every key that occurs, once each."""
-    key = _close(key)
-    found = np.full(int(key.max()) + 1, -1, dtype=np.int64)
-    found[key] = label
-    return found[found >= 0]
+@njit(cache=True)
+def _judge(kind: NDArray[np.uint8], exact: Ints, batch: Ints) -> NDArray[np.uint8]:
+    """What is wrong with every pass."""
+    wrong = np.zeros(len(kind), np.uint8)
+    if not len(kind):
+        return wrong
+    run, there = np.zeros((4, exact.max() + 1), np.bool_), np.zeros((4, batch.max() + 1), np.bool_)
+    for op in range(len(kind)):
+        own = kind[op]
+        if own <= _W:
+            if run[own, exact[op]]:
+                wrong[op] = _AGAIN
+            run[own, exact[op]] = there[own, batch[op]] = True
+    for op in range(len(kind)):
+        own, at = kind[op], batch[op]
+        if own == _F and not there[_B, at] and not there[_I, at]:
+            wrong[op] |= _NEVER_BACK
+        elif own in (_B, _I) and not there[_F, at]:
+            wrong[op] |= _NEVER_FORWARD
+        if own == _I and not there[_W, at]:
+            wrong[op] |= _NO_WEIGHTS
+        elif own == _W and not there[_I, at]:
+            wrong[op] |= _NO_INPUT
+    return wrong
 
 
-def _close(key: Ints) -> Ints:
-    """The keys, or where they are few and far apart (ticks of a lockstep) their places: a table of all between them
-    would be larger than what it is for.
-
-    >>> _close(np.array([3, 1, 3])).tolist(), _close(np.array([10**9, 5, 10**9])).tolist()
-    ([3, 1, 3], [1, 0, 1])
-    """
-    if key.max() < 8 * len(key):
-        return key
-    return np.asarray(np.unique(key, return_inverse=True)[1], dtype=np.int64)
-
-
-def _same(view: View, left: Bools, right: Bools, why: str) -> Iterator[Fault]:
-    if not left.any():
-        return
-    there = np.zeros(int(view.batch.max()) + 1, dtype=bool)
-    there[view.batch[right]] = True
-    ops = np.flatnonzero(left)
-    for op in ops[~there[view.batch[ops]]]:
-        yield Fault("once", int(op), f"micro-batch of {view.program.name(op)} {why}")
+@njit(cache=True)
+def _micro_batches(walk: Ints, walk_at_stage: Ints, line: Ints, stage: Ints) -> tuple[Ints, Ints]:
+    """How many micro-batches every line has, and how many every stage of it sees."""
+    seen, counts = np.zeros(line.max() + 1, np.int64), np.zeros((line.max() + 1, stage.max() + 1), np.int64)
+    known, known_at_stage = np.zeros(walk.max() + 1, np.bool_), np.zeros(walk_at_stage.max() + 1, np.bool_)
+    for k in range(len(walk)):
+        if not known[walk[k]]:
+            known[walk[k]] = True
+            seen[line[k]] += 1
+        if not known_at_stage[walk_at_stage[k]]:
+            known_at_stage[walk_at_stage[k]] = True
+            counts[line[k], stage[k]] += 1
+    return seen, counts

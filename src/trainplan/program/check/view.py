@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numba import njit
 
-from trainplan.program.program import Bools, Ints, Program
+from trainplan.program.program import Bools, Ints, Program, nonzero
 from trainplan.program.wiring import Small, Wiring
 
 
@@ -42,6 +42,11 @@ class View:
         return self.exact // (int(self.program.unit.max(initial=0)) + 1)
 
     @cached_property
+    def passed(self) -> Ints:
+        """What both ends of a message are about, as one number."""
+        return pack(self.program, "job", "step", "pipeline", "micro_batch", "slice")
+
+    @cached_property
     def listed(self) -> Bools:
         """Rank → its list says what comes before what."""
         return ~self.wiring.free
@@ -73,18 +78,37 @@ def _member_places(list_start: Ints, list_items: Ints, member_start: Small, memb
 
 def where(mask: np.ndarray) -> list[int]:
     """The places where something is wrong."""
-    return list(np.flatnonzero(mask).tolist())
+    return list(nonzero(mask).tolist())
 
 
 def pack(program: Program, *columns: str) -> Ints:
     """Several columns as one number, so that rows can be compared and sorted."""
-    key: Ints | None = None
+    return np.asarray(_packed(tuple([np.ascontiguousarray(getattr(program, column)) for column in columns])))
+
+
+@njit(cache=True)
+def _packed(columns: tuple[Ints, ...]) -> Ints:
+    key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        values = getattr(program, column)
-        top = int(values.max(initial=0))
-        if top:
-            key = values if key is None else key * (top + 1) + values
-    return np.zeros(len(program), dtype=np.int64) if key is None else key
+        top = 0
+        for number in column:
+            top = max(top, number)
+        if top > 0:
+            for row in range(len(column)):
+                key[row] = key[row] * (top + 1) + column[row]
+    return key
+
+
+def close(key: Ints) -> Ints:
+    """The keys, or where they are few and far apart (ticks of a lockstep) their places: a table of all between them
+    would be larger than what it is for.
+
+    >>> close(np.array([3, 1, 3])).tolist(), close(np.array([10**9, 5, 10**9])).tolist()
+    ([3, 1, 3], [1, 0, 1])
+    """
+    if key.max(initial=0) < 8 * len(key):
+        return key
+    return np.asarray(np.unique(key, return_inverse=True)[1], dtype=np.int64)
 
 
 def maker(program: Program, value: int) -> str:

@@ -13,35 +13,34 @@ from collections.abc import Iterator
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from trainplan.program.check.view import Fault, View, pack, where
 from trainplan.program.ops import COMPUTES, GATHERS, Kind, Value
-from trainplan.program.program import Bools, Ints, Program, Ragged, are
+from trainplan.program.program import Bools, Ints, Program, Ragged, are, nonzero
 from trainplan.program.wiring import Small
 
 _BACKWARD = are((Kind.B, Kind.I, Kind.W))
 _EXCHANGES, _GATHERS = are((Kind.REDUCE_GRAD, Kind.SCATTER_GRAD)), are(GATHERS)
 _IDLE = "nobody on rank {rank} reads what {op} has summed"
 _READS_WEIGHTS = are([kind for kind in COMPUTES if kind is not Kind.STEP])
+_F, _STEP, _SEND_G, _WEIGHTS = int(Kind.F), int(Kind.STEP), int(Kind.SEND_G), int(Value.WEIGHTS)
+# What may be wrong with a member of an exchange, and with who computes: bits.
+_BRINGS_NOTHING, _GETS_NOTHING = 1, 2
+_STALE, _UNLIKE_FORWARD, _CLAIMS = 1, 2, 4
 
 
 def updated(view: View) -> Iterator[Fault]:
-    program = view.program
-    is_read = np.zeros(len(program.value_kind), dtype=bool)
-    is_read[program.reads.items] = True
-    # Every exchange has a value of each of its members to read, and makes one for each that somebody reads.
-    exchange, wiring, reads = _EXCHANGES[program.kind], view.wiring, program.reads
-    read = np.flatnonzero(exchange[reads.owner])
-    made = np.flatnonzero(is_read & (program.value_maker >= 0))
-    made = made[exchange[program.value_maker[made]]]
-    brings = _served(reads.owner[read], program.value_rank[reads.items[read]], wiring.member_start, wiring.member_items)
-    gets = _served(program.value_maker[made], program.value_rank[made], wiring.member_start, wiring.member_items)
-    summing = np.repeat(exchange, np.diff(wiring.member_start))
-    for lacks, why in ((brings, "{op} sums nothing of rank {rank}"), (gets, _IDLE)):
-        for place in where(summing & ~lacks):
+    program, wiring, reads = view.program, view.wiring, view.program.reads
+    idle = _summing(
+        program.kind, _EXCHANGES, reads.start, reads.items, program.value_maker, program.value_rank,
+        wiring.member_start, wiring.member_items,
+    )  # fmt: skip
+    for bit, why in ((_BRINGS_NOTHING, "{op} sums nothing of rank {rank}"), (_GETS_NOTHING, _IDLE)):
+        for place in where(idle & bit) if idle.any() else ():
             op = int(np.searchsorted(wiring.member_start, place, side="right")) - 1
             yield Fault("updated", op, why.format(op=program.name(op), rank=wiring.member_items[place]))
-    steps = np.flatnonzero(program.kind == Kind.STEP)
+    steps = nonzero(program.kind == Kind.STEP)
     if not len(steps):
         return
     _unique, first, counts = np.unique(
@@ -50,38 +49,67 @@ def updated(view: View) -> Iterator[Fault]:
     for i in where(counts > 1):
         op = int(steps[first[i]])
         yield Fault("updated", op, f"{program.name(op)} steps {counts[i]} times in one step")
-    # Where a stage computes and steps on the same rank, its last backward comes before its step.
     home = pack(program, "job", "step", "stage") * program.world + program.rank
-    work = np.flatnonzero(_BACKWARD[program.kind])
-    step_of = np.full(int(home.max()) + 1, -1, dtype=np.int64)
-    step_of[home[steps]] = steps
-    after = step_of[home[work]]
-    for i in where((after >= 0) & (view.place[work] > view.place[after])):
-        yield Fault("updated", int(work[i]), f"{program.name(work[i])} comes after {program.name(after[i])}")
-    # Elsewhere its gradients are pushed to whoever steps.
     worker = pack(program, "job", "step") * program.world + program.rank
-    pushes = np.zeros(int(worker.max()) + 1, dtype=bool)
-    pushes[worker[program.kind == Kind.SEND_G]] = True
-    lost = work[(after < 0) & ~pushes[worker[work]]]
-    for op in lost[np.unique(home[lost], return_index=True)[1]]:
-        yield Fault("updated", int(op), f"the gradients of {program.name(op)} are not used: its stage never steps")
+    after, lost = _stepping(program.kind, _BACKWARD, home, worker)
+    for op in where((after >= 0) & (view.place > view.place[after])):
+        yield Fault("updated", op, f"{program.name(op)} comes after {program.name(after[op])}")
+    for op in where(lost):
+        yield Fault("updated", op, f"the gradients of {program.name(op)} are not used: its stage never steps")
 
 
 @njit(cache=True)
-def _served(ops: Ints, ranks: Ints, member_start: Small, member_items: Small) -> Bools:
-    """Of every member of every operation, whether it is among these (operation, rank)."""
-    found = np.zeros(len(member_items), np.bool_)
-    for i in range(len(ops)):
-        for k in range(member_start[ops[i]], member_start[ops[i] + 1]):
-            if member_items[k] == ranks[i]:
-                found[k] = True
-    return found
+def _summing(
+    kind: NDArray[np.uint8], exchanges: Bools, read_start: Ints, read_items: Ints, maker: Ints, value_rank: Ints,
+    member_start: Small, member_items: Small,
+) -> NDArray[np.uint8]:  # fmt: skip
+    """What is wrong with every member of every exchange: each has a value of each of them to read, and makes one for
+    each that somebody reads."""
+    wrong = np.zeros(len(member_items), np.uint8)
+    for op in range(len(kind)):
+        if exchanges[kind[op]]:
+            wrong[member_start[op] : member_start[op + 1]] = _BRINGS_NOTHING | _GETS_NOTHING
+    for op in range(len(kind)):
+        for k in range(read_start[op], read_start[op + 1]):
+            by, rank = maker[read_items[k]], value_rank[read_items[k]]
+            if exchanges[kind[op]]:
+                for m in range(member_start[op], member_start[op + 1]):
+                    if member_items[m] == rank:
+                        wrong[m] &= ~np.uint8(_BRINGS_NOTHING)
+            if by >= 0 and exchanges[kind[by]]:
+                for m in range(member_start[by], member_start[by + 1]):
+                    if member_items[m] == rank:
+                        wrong[m] &= ~np.uint8(_GETS_NOTHING)
+    return wrong
+
+
+@njit(cache=True)
+def _stepping(kind: NDArray[np.uint8], backward: Bools, home: Ints, worker: Ints) -> tuple[Ints, Bools]:
+    """Of every backward pass the step of its stage on its rank, -1: there is none, nor of any other operation. And of
+    those the first at a place whose gradients nobody pushes to whoever steps."""
+    step_of, pushes = np.full(home.max() + 1, -1, np.int64), np.zeros(worker.max() + 1, np.bool_)
+    for op in range(len(kind)):
+        if kind[op] == _STEP:
+            step_of[home[op]] = op
+        elif kind[op] == _SEND_G:
+            pushes[worker[op]] = True
+    after, lost, told = (
+        np.full(len(kind), -1, np.int64),
+        np.zeros(len(kind), np.bool_),
+        np.zeros(len(step_of), np.bool_),
+    )
+    for op in range(len(kind)):
+        if backward[kind[op]]:
+            after[op] = step_of[home[op]]
+            if after[op] < 0 and not pushes[worker[op]] and not told[home[op]]:
+                lost[op] = told[home[op]] = True
+    return after, lost
 
 
 def gathered(view: View) -> Iterator[Fault]:
     """Part of *updated*: who reads what was gathered."""
     program = view.program
-    scatters, gathers = np.flatnonzero(program.kind == Kind.SCATTER_GRAD), np.flatnonzero(_GATHERS[program.kind])
+    scatters, gathers = nonzero(program.kind == Kind.SCATTER_GRAD), nonzero(_GATHERS[program.kind])
     if not len(scatters) and not len(gathers):
         return
     makers, reads = program.value_maker, program.reads
@@ -92,7 +120,7 @@ def gathered(view: View) -> Iterator[Fault]:
     wanted = np.unique((place[ops] + ranks) * units + program.unit[ops])
     here = place + program.rank
     # A pass is what a micro-batch does at a place, forward or back. Which of them read what is shared out?
-    ops = np.flatnonzero(_READS_WEIGHTS[program.kind])
+    ops = nonzero(_READS_WEIGHTS[program.kind])
     shared_out = np.zeros(int(here.max()) + program.world + 1, dtype=bool)
     shared_out[wanted // units] = True
     ops = ops[shared_out[here[ops]]]
@@ -107,7 +135,7 @@ def gathered(view: View) -> Iterator[Fault]:
     weights = (program.value_kind == Value.WEIGHTS) & (makers >= 0)
     weights[weights] = _GATHERS[program.kind[makers[weights]]]
     stays = not (program.value_end[weights] >= 0).any()
-    at = np.flatnonzero(weights[reads.items])
+    at = nonzero(weights[reads.items])
     reader, source = reads.owner[at], makers[reads.items[at]]
     known = (number[reader] >= 0) & (program.step[source] == program.step[reader])
     has = number[reader[known]] * units + program.unit[source[known]]
@@ -138,29 +166,53 @@ def _with_members(program: Program, ops: Ints) -> tuple[Ints, Ints]:
 
 
 def fresh(view: View) -> Iterator[Fault]:
-    program = view.program
-    compute = _READS_WEIGHTS[program.kind]
-    lack = program.step - program.version
-    for op in where(compute & ((lack < 0) | (lack > program.staleness))):
+    program, reads = view.program, view.program.reads
+    wrong, twin = _stale(
+        program.kind, _READS_WEIGHTS, program.step, program.version, view.batch, program.staleness, program.value_kind,
+        program.value_maker, reads.start, reads.items,
+    )  # fmt: skip
+    if not wrong.any():
+        return
+    for op in where(wrong & _STALE):
         allowed = f"{program.staleness} update(s) less than step {program.step[op]} may be missing"
-        yield Fault("fresh", int(op), f"{program.name(op)} reads weights of version {program.version[op]}; {allowed}")
-    forward, backward = np.flatnonzero(program.kind == Kind.F), np.flatnonzero(compute & (program.kind != Kind.F))
-    twin = np.full(int(view.batch.max(initial=0)) + 1, -1, dtype=np.int64)
-    twin[view.batch[forward]] = forward
-    source = twin[view.batch[backward]]
-    for i in where((source >= 0) & (program.version[source] != program.version[backward])):
-        op = int(backward[i])
-        why = f"{program.name(op)} reads version {program.version[op]}, its forward read {program.version[source[i]]}"
+        yield Fault("fresh", op, f"{program.name(op)} reads weights of version {program.version[op]}; {allowed}")
+    for op in where(wrong & _UNLIKE_FORWARD):
+        source = program.version[twin[view.batch[op]]]
+        why = f"{program.name(op)} reads version {program.version[op]}, its forward read {source}"
         yield Fault("fresh", op, why)
-    # The version that an operation claims is that of the weights value that it reads.
-    weights = program.value_kind[program.reads.items] == Value.WEIGHTS
-    readers, makers = program.reads.owner[weights], program.value_maker[program.reads.items[weights]]
-    stepped = makers >= 0
-    readers, makers = readers[stepped], makers[stepped]
-    wrong = (
-        compute[readers] & (program.kind[makers] == Kind.STEP) & (program.version[readers] != program.step[makers] + 1)
-    )
-    for i in where(wrong):
-        op = int(readers[i])
-        why = f"{program.name(op)} claims version {program.version[op]} and reads what {program.name(makers[i])} made"
+    for op in where(wrong & _CLAIMS):
+        made = program.value_maker[reads.row(op)[program.value_kind[reads.row(op)] == Value.WEIGHTS]]
+        made = made[(made >= 0) & (program.kind[made] == Kind.STEP)]
+        (by, *_) = made[program.step[made] + 1 != program.version[op]]
+        why = f"{program.name(op)} claims version {program.version[op]} and reads what {program.name(by)} made"
         yield Fault("fresh", op, why)
+
+
+@njit(cache=True)
+def _stale(
+    kind: NDArray[np.uint8], computes: Bools, step: Ints, version: Ints, batch: Ints, staleness: int,
+    value_kind: NDArray[np.uint8], maker: Ints, read_start: Ints, read_items: Ints,
+) -> tuple[NDArray[np.uint8], Ints]:  # fmt: skip
+    """What is wrong with the weights that every operation reads; and of every micro-batch on a stage its forward pass.
+    The version that an operation claims is that of the weights value that it reads."""
+    wrong = np.zeros(len(kind), np.uint8)
+    most = 0
+    for op in range(len(kind)):
+        most = max(most, batch[op])
+    twin = np.full(most + 1, -1, np.int64)
+    for op in range(len(kind)):
+        if kind[op] == _F:
+            twin[batch[op]] = op
+    for op in range(len(kind)):
+        if not computes[kind[op]]:
+            continue
+        if version[op] > step[op] or version[op] < step[op] - staleness:
+            wrong[op] |= _STALE
+        source = twin[batch[op]]
+        if kind[op] != _F and source >= 0 and version[source] != version[op]:
+            wrong[op] |= _UNLIKE_FORWARD
+        for k in range(read_start[op], read_start[op + 1]):
+            by = maker[read_items[k]]
+            if value_kind[read_items[k]] == _WEIGHTS and by >= 0 and kind[by] == _STEP and version[op] != step[by] + 1:
+                wrong[op] |= _CLAIMS
+    return wrong, twin
