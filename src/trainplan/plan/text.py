@@ -25,6 +25,7 @@ says. In one line the ranks of such an order stand between bars, so that a line 
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
 from trainplan import files
@@ -233,6 +234,7 @@ def text(choices: Request | Plan) -> str:
     return f"{choices.key} {_words(choices, usual)}".strip()
 
 
+@lru_cache(maxsize=64)
 def brief(choices: Request | Plan) -> str:
     """The same for people: an order of work that was given is not written out."""
     given = f"schedule={GIVEN}" if choices.order else ""

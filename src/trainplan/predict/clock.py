@@ -28,12 +28,13 @@ from trainplan.cluster.cluster import Slowdown
 from trainplan.errors import ProgramError
 from trainplan.predict import events
 from trainplan.predict.flows import JOIN, Flows, balance, leave, no_flows
-from trainplan.program.ops import RECEIVES, SPECS, Kind
-from trainplan.program.program import Program
+from trainplan.program.ops import COMPUTES, RECEIVES, Kind
+from trainplan.program.program import Program, are
 from trainplan.program.timeline import Event, Timeline
 from trainplan.program.wiring import Wiring, go_on, wire
 
 Floats = NDArray[np.float64]
+_COMPUTE = are(COMPUTES)
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,7 @@ def seconds_by_kind(program: Program, table: dict[Kind, float]) -> Floats:
 def compute_seconds(played: Played) -> Floats:
     """Seconds of compute on each rank."""
     program = played.program
-    lanes = np.array([SPECS[kind].lane for kind in Kind])
-    compute = lanes[program.kind] == 0
+    compute = _COMPUTE[program.kind]
     spent = (played.end - played.start)[compute]
     return np.asarray(np.bincount(program.rank[compute], weights=spent, minlength=program.world), dtype=np.float64)
 

@@ -119,7 +119,10 @@ def talking(c: CostClass, s: Setting) -> float:
 
 def _accumulation(c: CostClass, s: Setting) -> float:
     """Seconds of going over the gradients of these blocks: two numbers are read, and one is written."""
-    return sum(block.accumulate_s for block in s.profile.blocks[c.first : c.last])
+    known, key = s.profile.known_stages, ("accumulation", c.first, c.last)
+    if key not in known:
+        known[key] = sum(block.accumulate_s for block in s.profile.blocks[c.first : c.last])
+    return float(known[key])
 
 
 def _backward_input(c: CostClass, s: Setting) -> tuple[float, float]:
@@ -249,10 +252,13 @@ def costs(program: Program, setting: Setting) -> tuple[NDArray[np.float64], NDAr
     prices = setting.prices
     if len(prices) >= MOST_PRICES:
         prices.clear()
+    found = []
     for c in program.classes:
-        if c not in prices:
-            prices[c] = RULES[c.kind](c, setting)
-    table = np.array([prices[c] for c in program.classes], dtype=np.float64).reshape(-1, 2)
+        price = prices.get(c)  # asked once: a class is a long tuple, whose hash is worked out anew each time
+        if price is None:
+            price = prices[c] = RULES[c.kind](c, setting)
+        found.append(price)
+    table = np.array(found, dtype=np.float64).reshape(-1, 2)
     if backend(setting.cluster.backend).host_computes:
         # The host is the device: it cannot prepare an operation while it computes that same one.
         compute = np.array([SPECS[c.kind].lane is Lane.COMPUTE for c in program.classes], dtype=bool)

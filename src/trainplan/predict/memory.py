@@ -7,7 +7,6 @@ no maker is there from the start, what is never freed stays.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +20,7 @@ from trainplan.program.program import Bools, Ints, Program
 _NAMES = tuple(kind.name.lower() for kind in Value)
 # What an operation does in turn: it gives up early values, takes memory, gives back, and leaves late values.
 _GIVES_UP, _TAKES, _GIVES_BACK, _LEAVES = range(4)
+_HOST = int(Value.HOST)
 
 
 @dataclass(frozen=True)
@@ -66,24 +66,40 @@ def changes(played: Played, host: bool = False) -> Changes:
     program, lists = played.program, played.program.lists
     value, op, phase, bounds = _in_order_of_lists(
         lists.start, lists.items, lists.owner, program.value_rank, program.value_bytes, program.value_maker,
-        program.value_end, program.value_late, program.value_early, (program.value_kind == Value.HOST) == host,
+        program.value_end, program.value_late, program.value_early, program.value_kind, host,
     )  # fmt: skip
-    time = np.where(phase <= _TAKES, played.start[op], played.end[op])
-    # At equal times in the order of the lists: an operation that ended makes room for the next, and one without
-    # duration takes before it gives back.
-    ranks = itertools.pairwise(bounds.tolist())
-    order = np.concatenate([first + np.argsort(time[first:last], kind="stable") for first, last in ranks])
-    sign = np.where(phase % 2 == _TAKES, 1, -1)
-    return Changes(value[order], op[order], sign[order], time[order], bounds)
+    return Changes(*_in_order_of_time(value, op, phase, bounds, played.start, played.end), bounds)
+
+
+@njit(cache=True)
+def _in_order_of_time(
+    value: Ints, op: Ints, phase: Ints, bounds: Ints, start: Floats, end: Floats
+) -> tuple[Ints, Ints, Ints, Floats]:
+    """The same changes, each rank's in the order of time: which value, by which operation, whether it comes or goes,
+    and when. At equal times in the order of the lists: an operation that ended makes room for the next, and one without
+    duration takes before it gives back."""
+    values, ops, signs = np.empty(len(op), np.int64), np.empty(len(op), np.int64), np.empty(len(op), np.int64)
+    seconds, time = np.empty(len(op)), np.empty(len(op))
+    for k in range(len(op)):
+        time[k] = start[op[k]] if phase[k] <= _TAKES else end[op[k]]
+    for rank in range(len(bounds) - 1):
+        first = bounds[rank]
+        order = np.argsort(time[first : bounds[rank + 1]], kind="mergesort")
+        for k in range(len(order)):
+            source = first + order[k]
+            values[first + k], ops[first + k], seconds[first + k] = value[source], op[source], time[source]
+            signs[first + k] = 1 if phase[source] % 2 == _TAKES else -1
+    return values, ops, signs, seconds
 
 
 @njit(cache=True)
 def _in_order_of_lists(
     list_start: Ints, list_items: Ints, list_owner: Ints, rank: Ints, size: Ints, maker: Ints, end: Ints, late: Bools,
-    early: Bools, chosen: Bools,
+    early: Bools, kind: NDArray[np.uint8], host: bool,
 ) -> tuple[Ints, Ints, Ints, Ints]:  # fmt: skip
-    """The changes of the chosen values: which value, by which operation, in which of its phases; rank after rank, each
-    in the order of its list, and where each rank's begin. A counting sort."""
+    """The changes of values (of those in the memory of the `host`, or of the others): which value, by which operation,
+    in which of its phases; rank after rank, each in the order of its list, and where each rank's begin. A counting
+    sort."""
     ops = int(list_items.max()) + 1 if len(list_items) else 0
     # The entries of every operation: one, or of a collective one for each member, in the order of ranks.
     entry_start = np.zeros(ops + 2, np.int64)
@@ -101,7 +117,7 @@ def _in_order_of_lists(
             count = begin[-1]
             value, op, phase = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
         for v in range(len(rank)):
-            if rank[v] < 0 or size[v] <= 0 or not chosen[v]:
+            if rank[v] < 0 or size[v] <= 0 or (kind[v] == _HOST) != host:
                 continue
             for goes in range(2):
                 by = end[v] if goes else maker[v]
@@ -144,10 +160,15 @@ def tracks(played: Played, host: bool = False) -> list[Track]:
 def _at_start(program: Program, host: bool) -> Ints:
     """Bytes of every rank by kind of value before the first change."""
     base = np.zeros((program.world, len(Value)), dtype=np.int64)
-    first = program.initial
-    first = first[(program.value_rank[first] >= 0) & ((program.value_kind[first] == Value.HOST) == host)]
-    np.add.at(base, (program.value_rank[first], program.value_kind[first]), program.value_bytes[first])
+    _add_initial(base, program.value_maker, program.value_rank, program.value_kind, program.value_bytes, host)
     return base
+
+
+@njit(cache=True)
+def _add_initial(base: Ints, maker: Ints, rank: Ints, kind: NDArray[np.uint8], size: Ints, host: bool) -> None:
+    for v in range(len(maker)):
+        if maker[v] < 0 and rank[v] >= 0 and (kind[v] == _HOST) == host:
+            base[rank[v], kind[v]] += size[v]
 
 
 def peaks(played: Played) -> list[Peak]:

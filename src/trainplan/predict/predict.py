@@ -30,7 +30,7 @@ from trainplan.profile.profile import Profile
 from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.lower.edges import edges
-from trainplan.program.ops import SPECS, Kind, Lane
+from trainplan.program.ops import COMPUTES, Kind
 from trainplan.program.program import Program, are
 from trainplan.program.staleness import step_seconds as by_push
 from trainplan.program.timeline import Timeline
@@ -38,7 +38,7 @@ from trainplan.program.wiring import Wiring, wire
 
 # Kept free on every device: allocator rounding and fragmentation, which the program does not see.
 MEMORY_MARGIN = 0.06
-_PASS = are((Kind.F, Kind.B, Kind.I, Kind.W))
+_PASS, _TALK = are((Kind.F, Kind.B, Kind.I, Kind.W)), ~are(COMPUTES)
 INSIDE = "INSIDE"  # in seconds by kind: exchanges inside passes, of ranks that share blocks
 
 
@@ -129,8 +129,7 @@ def predict(
     played = play(program, run, issue, cluster.slowdown_of(plan.world), wiring, flows)
     step_s = step_seconds(played)
     free = run.copy()
-    lanes = np.array([SPECS[kind].lane for kind in Kind])
-    talk = lanes[program.kind] != Lane.COMPUTE
+    talk = _TALK[program.kind]
     free[talk] = 0.0
     spoken = inside(program, setting)
     free -= spoken

@@ -7,17 +7,21 @@ until its start.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from trainplan.profile.footprint import Moment, footprints, weights_extra
-from trainplan.profile.profile import Crossing, Portion
+from trainplan.profile.profile import Amount, Crossing, Portion, Profile
+from trainplan.program.lower.buckets import kept as known
 from trainplan.program.lower.found import Found
+from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.lower.offloaded import offloaded, offloaded_inputs
 from trainplan.program.ops import Kind, Value
-from trainplan.program.program import Bools, Ints
+from trainplan.program.program import Bools, Ints, nonzero
 
 
 def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
@@ -28,20 +32,23 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds
     stages = layout.stages
     forward, begin, final = found.forward(stages), found.backward(stages, False), found.backward(stages, True)
-    extra = found.by_size(lambda s, n: footprints(profile, n).forward_extra(*bounds[s]), len(stages))
+    extra = found.by_size(lambda s, n: footprints(profile, n).forward_extra(*bounds[s]), len(stages), "extra")
     ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
-    kept = found.by_size(lambda s, n: footprints(profile, n).kept(*bounds[s]), len(stages))
+    kept = found.by_size(lambda s, n: footprints(profile, n).kept(*bounds[s]), len(stages), "kept")
     adds = found.adds(stages)
 
-    def at_worst(part: Callable[[Moment], int]) -> Ints:
+    def at_worst(part: Callable[[Moment], int], name: str) -> Ints:
         """Of every pass, at its worst moment."""
 
         def table(adding: bool) -> Ints:
-            return found.by_size(lambda s, n: part(footprints(profile, n).worst(*bounds[s], adding)), len(stages))
+            def of(stage: int, samples: Amount) -> int:
+                return part(footprints(profile, samples).worst(*bounds[stage], adding))
+
+            return found.by_size(of, len(stages), (name, adding))
 
         return table(True) if adds.all() else np.where(adds, table(True), table(False))
 
-    there, passing = at_worst(lambda m: m.saved), at_worst(lambda m: m.passing)
+    there, passing = at_worst(lambda m: m.saved, "saved"), at_worst(lambda m: m.passing, "passing")
     split = found.ops(Kind.I, stages) >= 0 if layout.splits else np.zeros(forward.shape, dtype=bool)
     # Where nothing differentiable comes in, the first part does nothing, and the second is the whole pass.
     parts = split & np.array([any(e.gradients for e in edges) for edges in layout.incoming])[:, None]
@@ -50,10 +57,10 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
         if parts.all():
             return
     cut = (begin != final) & ~split
-    for stage in np.flatnonzero(cut.any(axis=1)).tolist():
-        there[stage, cut[stage]] = _in_pieces(ledger, found, homes[stage], stage, forward[stage], kept[stage])[
-            cut[stage]
-        ]
+    some = nonzero(cut.any(axis=1)).tolist()
+    if some:
+        left = _in_pieces(ledger, found, homes, some, forward, kept)
+        there[some] = np.where(cut[some], left, there[some])
     # The value that the engine keeps the graph under comes first.
     columns = (there, homes, forward, final, begin, np.where(cut | split, final, -1))
     size, rank, maker, end, *readers = [column[~parts] for column in columns] if parts.any() else columns
@@ -106,44 +113,90 @@ def _in_two_parts(
     ledger.add_some(Value.WORKSPACE, np.where(adds, made, 0)[chosen], rank, second, second)
 
 
-def _in_pieces(ledger: Ledger, found: Found, home: Ints, stage: int, forward: Ints, kept: Ints) -> Ints:
-    """A pass that is cut where buckets become ready: each piece frees what the blocks that it goes through saved.
+def _in_pieces(ledger: Ledger, found: Found, homes: Ints, stages: list[int], forward: Ints, kept: Ints) -> Ints:
+    """Passes of some stages that are cut where buckets become ready: each piece frees what the blocks that it goes
+    through saved.
 
-    Gives what is left at the worst moment of the last piece.
+    Gives what is left at the worst moment of the last piece of each stage.
     """
-    layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds[stage]
-    ends = [first for first, _ in reversed(layout.sections[stage])] or [b.block for b in layout.buckets[stage]]
-    lowest = np.minimum.accumulate(ends)
-    lowest[-1] = bounds[0]
-    low = lowest.tolist()
-    high = [bounds[1] - 1, *low[:-1]]
-    pieces = range(len(low))
+    layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds
+    pieces: list[tuple[int, int, int, int]] = []  # stage, number, and the blocks that it goes through: from … to
+    for stage in stages:
+        ends = [first for first, _ in reversed(layout.sections[stage])] or [b.block for b in layout.buckets[stage]]
+        low = [*itertools.accumulate(ends[:-1], min), bounds[stage][0]]
+        high = [bounds[stage][1] - 1, *low[:-1]]
+        pieces += [(stage, number, *own) for number, own in enumerate(zip(low, high, strict=True))]
+    of = [stage for stage, _, _, _ in pieces]
+    adds, where = layout.plan.zero < 2, tuple(pieces)
 
-    def at(part: Callable[[Moment], int]) -> Ints:
-        def of(piece: int, samples: int) -> int:
-            own = low[piece], high[piece]
-            return part(footprints(profile, samples).worst(*bounds, layout.plan.zero < 2, *own))
+    def at(part: Callable[[Moment], int], name: str) -> Ints:
+        def at_piece(piece: int, samples: Amount) -> int:
+            stage, _, *own = pieces[piece]
+            return part(footprints(profile, samples).worst(*bounds[stage], adds, *own))
 
-        return found.by_size(of, len(pieces))
+        return found.by_size(at_piece, len(pieces), (name, adds, where))
 
-    ops = found.ops(Kind.B, [stage] * len(pieces), units=pieces)
-    ops[:, ops[-1] < 0] = -1  # passes in one piece
-    saved = at(lambda m: m.saved)
-    gone = np.concatenate([kept[None], saved[:-1]]) - saved
-    maker = np.where(ops >= 0, forward, -1)
-    ledger.add_some(Value.SAVED, gone, home, maker, ops, early=True)
-    ledger.add_some(Value.WORKSPACE, at(lambda m: m.passing), home, ops, ops)
-    return np.asarray(saved[-1])
+    first, final = np.searchsorted(of, stages), np.searchsorted(of, stages, side="right") - 1
+    ops = found.ops(Kind.B, of, units=[number for _, number, _, _ in pieces])
+    ops[np.repeat(ops[final] < 0, final - first + 1, axis=0)] = -1  # passes in one piece
+    saved = at(lambda m: m.saved, "saved by piece")
+    before = np.roll(saved, 1, axis=0)
+    before[first] = kept[stages]
+    maker = np.where(ops >= 0, forward[of], -1)
+    ledger.add_some(Value.SAVED, before - saved, homes[of], maker, ops, early=True)
+    ledger.add_some(Value.WORKSPACE, at(lambda m: m.passing, "passing by piece"), homes[of], ops, ops)
+    return np.asarray(saved[final])
 
 
 def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     """The forward pass keeps what each block reads; R makes the rest again, for the backward of one block."""
     layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds
     blocks, stages = layout.blocks, layout.stage_of
-    kept: list[list[Crossing]] = [[] for _ in blocks]  # what a block is the first to read: its backward is the last
-    made: list[list[Crossing]] = [[] for _ in blocks]
-    flows: list[tuple[Crossing, int, int]] = []  # gradients within a stage: from the last reader's backward, to …
-    for c in profile.crossings:
+    kept, made, flows = known(profile, ("crossings", bounds), lambda: _crossings_of(layout))
+    home = homes[stages]
+    again, back = found.ops(Kind.R, stages, units=blocks), found.ops(Kind.B, stages, units=blocks)
+    if layout.offloads:  # what blocks read is on its way, but for what other stages read as well
+        kept = [[c for c in own if stages[c.consumers[-1]] != stages[c.producer]] for own in kept]
+        offloaded_inputs(ledger, found, homes)
+    name = "inputs", layout.offloads
+    inputs = found.by_size(lambda b, n: sum(c.bytes(n) for c in kept[b]), len(blocks), name)
+    ledger.add(Value.SAVED, inputs, home, found.forward(stages), back, (again, back))
+
+    def inside(block: int, samples: int) -> int:
+        return footprints(profile, samples).saved[block] + sum(c.bytes(samples) for c in made[block])
+
+    ledger.add(Value.SAVED, found.by_size(inside, len(blocks), "inside"), home, again, back, (back,))
+    if flows:
+        start, end = back[[last for _, last, _ in flows]], back[[until for _, _, until in flows]]
+        size = found.by_size(lambda f, n: flows[f][0].bytes(n), len(flows), "flows")
+        ledger.add(
+            Value.BOUNDARY, size, home[[last for _, last, _ in flows]], start, end, (np.where(end != start, end, -1),)
+        )  # fmt: skip
+    forward = found.forward(layout.stages)
+    if not layout.offloads:
+        alone = lambda s, n: footprints(profile, n).forward_alone_extra(*bounds[s])  # noqa: E731
+        extra = found.by_size(alone, len(layout.stages), "extra alone")
+        ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
+    workspace = found.by_size(lambda b, n: footprints(profile, n).forward_workspace[b], len(blocks), "workspace")
+    ledger.add_some(Value.WORKSPACE, workspace, home, again, again)
+    first, later = (
+        found.by_size(partial(_one_block, profile, adds), len(blocks), ("one block", adds)) for adds in (False, True)
+    )
+    ledger.add_some(Value.WORKSPACE, np.where(found.adds(stages), later, first), home, back, back)
+
+
+def _one_block(profile: Profile, adds: bool, block: int, samples: Amount) -> int:
+    return footprints(profile, samples).one_block(block, adds)
+
+
+def _crossings_of(layout: Layout) -> tuple[list[list[Crossing]], list[list[Crossing]], list[tuple[Crossing, int, int]]]:
+    """By block: what it is the first of its stage to read, so that its backward is the last; and what it makes. And the
+    gradients within a stage: from the backward of the last reader, to …"""
+    stages, bounds = layout.stage_of, layout.plan.bounds
+    kept: list[list[Crossing]] = [[] for _ in layout.blocks]
+    made: list[list[Crossing]] = [[] for _ in layout.blocks]
+    flows: list[tuple[Crossing, int, int]] = []
+    for c in layout.profile.crossings:
         made[c.producer].append(c)
         readers = [block for block in c.consumers if stages[block] == stages[c.producer]]
         if readers:
@@ -151,35 +204,7 @@ def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
         for stage in sorted({stages[block] for block in c.consumers}) if c.needs_grad else ():
             last = max(block for block in c.consumers if stages[block] == stage)
             flows.append((c, last, c.producer if stage == stages[c.producer] else bounds[stage][0]))
-    home = homes[stages]
-    again, back = found.ops(Kind.R, stages, units=blocks), found.ops(Kind.B, stages, units=blocks)
-    if layout.offloads:  # what blocks read is on its way, but for what other stages read as well
-        kept = [[c for c in own if stages[c.consumers[-1]] != stages[c.producer]] for own in kept]
-        offloaded_inputs(ledger, found, homes)
-    inputs = found.by_size(lambda b, n: sum(c.bytes(n) for c in kept[b]), len(blocks))
-    ledger.add(Value.SAVED, inputs, home, found.forward(stages), back, (again, back))
-
-    def inside(block: int, samples: int) -> int:
-        return footprints(profile, samples).saved[block] + sum(c.bytes(samples) for c in made[block])
-
-    ledger.add(Value.SAVED, found.by_size(inside, len(blocks)), home, again, back, (back,))
-    if flows:
-        start, end = back[[last for _, last, _ in flows]], back[[until for _, _, until in flows]]
-        size = found.by_size(lambda f, n: flows[f][0].bytes(n), len(flows))
-        ledger.add(
-            Value.BOUNDARY, size, home[[last for _, last, _ in flows]], start, end, (np.where(end != start, end, -1),)
-        )  # fmt: skip
-    forward = found.forward(layout.stages)
-    if not layout.offloads:
-        extra = found.by_size(lambda s, n: footprints(profile, n).forward_alone_extra(*bounds[s]), len(layout.stages))
-        ledger.add_some(Value.WORKSPACE, extra, homes, forward, forward)
-    workspace = found.by_size(lambda b, n: footprints(profile, n).forward_workspace[b], len(blocks))
-    ledger.add_some(Value.WORKSPACE, workspace, home, again, again)
-    first, later = (
-        found.by_size(lambda b, n, adds=adds: footprints(profile, n).one_block(b, adds), len(blocks))  # type: ignore[misc]
-        for adds in (False, True)
-    )
-    ledger.add_some(Value.WORKSPACE, np.where(found.adds(stages), later, first), home, back, back)
+    return kept, made, flows
 
 
 def carried_apart(ledger: Ledger, found: Found, homes: Ints) -> None:

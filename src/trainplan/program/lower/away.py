@@ -23,7 +23,7 @@ from trainplan.plan.text import brief
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.rows import Entries, Table
 from trainplan.program.ops import COMPUTES, Kind
-from trainplan.program.program import Ints, are
+from trainplan.program.program import Ints, are, nonzero
 
 _COMPUTE = are(COMPUTES)
 BEHIND = 2  # the computation behind its copy that finds a parcel gone: one goes on beside it
@@ -91,16 +91,16 @@ def with_copies(layout: Layout, lists: Entries) -> Entries:
     own = away[stage, lists.piece]
     rows = _Rows(table)
     extra: list[tuple[int, int, int]] = []  # before which entry, row, like which entry
-    compute = np.flatnonzero(_COMPUTE[kind])
+    compute = nonzero(_COMPUTE[kind])
     section = _sections(layout, kind, stage, unit, lists.piece)
     begin: dict[tuple[int, int, int, int], int] = {}  # replica and stage, piece, step, section → its backward begins
     line = table.replica[lists.row] * layout.plan.depth + stage
     again = layout.recomputed[lists.piece]
-    back = np.flatnonzero((section >= 0) & (kind != Kind.F))
+    back = nonzero((section >= 0) & (kind != Kind.F))
     columns = (column[back].tolist() for column in (line, lists.piece, lists.step, section))
     for entry, what in zip(back.tolist(), zip(*columns, strict=True), strict=True):
         begin.setdefault(what, entry)
-    for entry in np.flatnonzero((kind == Kind.F) & (unit < own)).tolist():
+    for entry in nonzero((kind == Kind.F) & (unit < own)).tolist():
         extra.append((entry + 1, rows.copy(Kind.OFFLOAD, lists.row[entry], unit[entry], again[entry]), entry))
     for (of, piece, step, number), entry in begin.items():
         if number < own[entry]:
@@ -152,7 +152,7 @@ class _Rows:
         new = {"kind": int(kind), "unit": int(unit), "again": int(again)}
         key = (int(row), *new.values())
         if key not in self._known:
-            self._known[key] = len(self._columns["kind"])
+            self._known[key] = new["alike"] = len(self._columns["kind"])
             for name, column in self._columns.items():
                 column.append(new.get(name, column[row]))
         return self._known[key]

@@ -16,9 +16,12 @@ import numpy as np
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.row import Row
 from trainplan.program.lower.templates import templates
-from trainplan.program.program import Ints
+from trainplan.program.ops import COPIES, Kind
+from trainplan.program.program import Ints, are
 
 REPLICA, RANK = 2, 4  # columns of `rows.Table`
+_BACKWARD = are((Kind.B, Kind.I, Kind.W)).tolist()
+_PASS, _AGAIN = are((Kind.F, Kind.B, Kind.I, Kind.W)).tolist(), are((Kind.B, Kind.I, Kind.W, *COPIES)).tolist()
 MOST_KNOWN = 50_000  # stages; beyond them all are forgotten
 
 
@@ -51,6 +54,7 @@ class StageRows:
 
     rows: Ints  # (row, column of `rows.Table`)
     lengths: tuple[int, ...]  # of each variant
+    alike: Ints  # row → the first that says the same
 
 
 _known: dict[StageKey, StageRows] = {}
@@ -96,7 +100,7 @@ def _made(layout: Layout, stage: int, line: int) -> StageRows:
     copied = int(layout.observed)
     bodies = [
         as_rows(shape.forward),
-        as_rows(shape.first_forward, last=True),
+        as_rows(shape.first_forward, last=layout.plan.zero > 0),  # else it is like all others
         as_rows(shape.input_backward),
     ]
     ways = [(shape.backward, shape.last_backward)]
@@ -110,16 +114,33 @@ def _made(layout: Layout, stage: int, line: int) -> StageRows:
         bodies.append(as_rows(usual, adds=1, again=again))
         bodies.append(as_rows(last, adds=1 + copied, last=True, again=again))
         bodies.append(as_rows(last, adds=kept + copied, last=True, again=again))
-    rows = np.array([row for body in bodies for row in body], dtype=np.int64)
-    return StageRows(rows, tuple(map(len, bodies)))
+    rows = [row for body in bodies for row in body]
+    return StageRows(np.array(rows, dtype=np.int64), tuple(map(len, bodies)), np.array(first_alike(rows)))
 
 
 def as_rows(
     template: Sequence[Row], replica: int = 0, rank: int = 0, adds: int = 0, last: bool = False, again: bool = False,
     cut: bool = False,
 ) -> list[tuple[int, ...]]:  # fmt: skip
-    """A template as rows of a table, in the order of its columns."""
-    return [(r.kind, r.stage, replica, r.line, rank, r.unit, r.peer, adds, last, again, r.size, cut) for r in template]
+    """A template as rows of a table, in the order of its columns. Which pass it is says something of backward passes,
+    and of forward passes whether they are the first; other rows are the same in all of them."""
+    return [
+        (
+            r.kind, r.stage, replica, r.line, rank, r.unit, r.peer, adds if _BACKWARD[r.kind] else 0,
+            last if _PASS[r.kind] else 0, again if _AGAIN[r.kind] else 0, r.size, cut,
+        )
+        for r in template
+    ]  # fmt: skip
+
+
+def first_alike(rows: Sequence[tuple[int, ...]]) -> list[int]:
+    """For every row the first that is equal to it.
+
+    >>> first_alike([(1, 2), (3, 4), (1, 2)])
+    [0, 1, 0]
+    """
+    first: dict[tuple[int, ...], int] = {}
+    return [first.setdefault(row, number) for number, row in enumerate(rows)]
 
 
 class Bodies:
@@ -130,6 +151,7 @@ class Bodies:
         self.start: list[int] = []
         self.length: list[int] = []
         self._parts: list[Ints] = []
+        self._alike: list[Ints] = []  # of every part: the first row that says the same, counted from all rows
         self._loose: list[tuple[int, ...]] = []  # rows behind the last part
         self._count = 0
 
@@ -148,15 +170,16 @@ class Bodies:
         own = stage.rows.copy()
         own[:, REPLICA], own[:, RANK] = replica, rank
         self._parts.append(own)
+        self._alike.append(stage.alike + self._count)
         first = len(self.start)
         for length in stage.lengths:
             self._begin(length)
         return first
 
     def rows(self) -> Ints:
-        """All rows."""
+        """All rows, and behind the columns of each the first of its part that says the same."""
         self._close()
-        return np.concatenate(self._parts)
+        return np.column_stack([np.concatenate(self._parts), np.concatenate(self._alike)])
 
     def _begin(self, length: int) -> None:
         self.start.append(self._count)
@@ -166,4 +189,5 @@ class Bodies:
     def _close(self) -> None:
         if self._loose:
             self._parts.append(np.array(self._loose, dtype=np.int64))
+            self._alike.append(np.array(first_alike(self._loose)) + self._count - len(self._loose))
             self._loose = []

@@ -62,10 +62,6 @@ def stage_buckets(
     def found() -> list[Bucket]:
         whole = profile.total("backward_s", first, last, samples)
 
-        def block_of(parameter: Parameter) -> int:
-            # The gradient of a parameter that several blocks use is complete when the earliest of them is through.
-            return min(b for b in parameter.blocks if first <= b < last)
-
         @cache
         def of_block(block: int) -> tuple[float, float]:
             """Seconds of going back through the blocks behind one, and through itself."""
@@ -73,10 +69,11 @@ def stage_buckets(
             return later, profile.total("backward_s", block, block + 1, samples)
 
         def ready(parameter: Parameter) -> float:
-            later, own = of_block(block_of(parameter))
+            later, own = of_block(min(parameter.blocks))
             return (later + parameter.ready * own) / whole if whole > 0 else 1.0
 
-        inside = [p for p in parameters if p.trainable and all(first <= b < last for b in p.blocks)]
+        # The gradient of a parameter that several blocks use is complete when the earliest of them is through.
+        inside = [p for p in parameters if p.trainable and first <= min(p.blocks) and max(p.blocks) < last]
         buckets = []
         latest = 0.0
         ends = list(itertools.accumulate(counts))
@@ -85,7 +82,7 @@ def stage_buckets(
             members = [inside[n] for n in numbers]
             latest = max(latest, *(ready(p) for p in members))
             names, size = tuple(p.name for p in members), sum(p.bytes for p in members)
-            block = min(block_of(p) for p in members)
+            block = min(min(p.blocks) for p in members)
             buckets.append(Bucket(names, size, block, min(latest, 1.0), _element(members)))
         return buckets
 

@@ -14,15 +14,21 @@ from trainplan.program.lower.loads import INPUT_MESSAGES, load_class
 from trainplan.program.lower.rows import Table
 from trainplan.program.lower.served import served_class
 from trainplan.program.ops import COPIES, SENDS, SHARED_OUT, SPECS, Kind
-from trainplan.program.program import CostClass, Inside, Ints, are
+from trainplan.program.program import CostClass, Inside, Ints, are, nonzero
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 _KINDS = tuple(Kind)
+# By name: to look up a member of an enumeration takes ten times as long as a name, and every class asks for several.
+_F, _B, _R, _SEND_F, _RECV_F, _STEP, _LOAD = Kind.F, Kind.B, Kind.R, Kind.SEND_F, Kind.RECV_F, Kind.STEP, Kind.LOAD
+_REDUCE_GRAD, _COUNT, _LOSS, _NORM, _BARRIER = Kind.REDUCE_GRAD, Kind.COUNT, Kind.LOSS, Kind.NORM, Kind.BARRIER
+_TICK, _NEGOTIATE = Kind.TICK, Kind.NEGOTIATE
 _IS_PASS = are((Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)).tolist()
 _SHARED = (Kind.F, Kind.R, Kind.B)  # passes whose blocks ranks may share
 _SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W, Kind.STEP)
-_IS_BACKWARD, _IS_WHOLE, _IS_COPY = are((Kind.B, Kind.I, Kind.W)), are(WITHOUT_MICRO_BATCH), are(COPIES)
-_CARRIES = are([kind for kind in Kind if SPECS[kind].message or SPECS[kind].collective or kind in (*COPIES, Kind.LOAD)])
+_IS_WHOLE = are(WITHOUT_MICRO_BATCH)
+_CARRIES = [
+    SPECS[kind].message or SPECS[kind].collective or kind in (*COPIES, Kind.LOAD) for kind in Kind
+]  # fmt: skip
 
 
 def cost_classes(
@@ -31,34 +37,26 @@ def cost_classes(
     """Class of each operation, the classes, and the payload bytes of each operation."""
     # What decides the cost: the row of an operation, and how many samples (or what slice of them) it is for.
     sizes, index = layout.kinds_of_amount
-    place = row * len(sizes) + index[table.replica[row], piece]
+    place = table.alike[row]
+    if len(sizes) > 1:
+        place = place * len(sizes) + index[table.replica[row], piece]
     example = np.full(len(table.kind) * len(sizes), -1, dtype=np.int64)
     example[place] = np.arange(len(row))
-    classes: list[CostClass] = []
-    known: dict[tuple[int, ...], int] = {}
-    backward = _IS_BACKWARD[table.kind]  # other kinds cost the same, whichever pass they belong to
-    columns = [table.kind, table.stage, table.unit, table.peer, table.replica, table.line]
-    cut = backward | ((table.kind == Kind.F) & (layout.plan.zero > 0))
-    columns += [np.where(backward, table.adds, 0), np.where(cut, table.last, 0)]
-    columns += [np.where(backward | _IS_COPY[table.kind], table.again, 0)]
-    columns += [table.size, table.cut]
-    spots = np.flatnonzero(example >= 0)
-    used, size = np.divmod(spots, len(sizes))  # many rows are of variants that this order of work has none of
-    size = np.where(_IS_WHOLE[table.kind[used]], -1, size)
-    rows = zip(*(column[used].tolist() for column in columns), size.tolist(), strict=True)
-    found_class = np.empty(len(spots), dtype=np.int64)
-    for place_of, (key, number) in enumerate(zip(rows, group[example[spots]].tolist(), strict=True)):
-        if key not in known:
-            known[key] = len(classes)
-            *row_of, which = key
-            samples = sizes[which] if which >= 0 else 0
-            classes.append(_class(layout, samples, spans[number] if number >= 0 else (), *row_of))
-        found_class[place_of] = known[key]
-    class_of = np.zeros(len(example), dtype=np.int64)
-    class_of[spots] = found_class
-    cost = class_of[place]
+    spots = nonzero(example >= 0)  # many rows are of variants that this order of work has none of
+    example[spots], example_of = np.arange(len(spots)), example[spots]
+    used, size = np.divmod(spots, len(sizes))
+    columns = (
+        table.kind, table.stage, table.unit, table.peer, table.replica, table.line, table.adds, table.last, table.again,
+        table.size, table.cut,
+    )  # fmt: skip
+    members = (*spans, ())  # the last: of what is no collective
+    amounts = [0 if whole else sizes[which] for whole, which in zip(_IS_WHOLE[table.kind[used]], size, strict=True)]
+    together = [members[number] for number in group[example_of].tolist()]
+    rows = zip(amounts, together, *(column[used].tolist() for column in columns), strict=True)
+    classes = tuple([_class(layout, *own) for own in rows])
+    cost = example[place]
     payload = [c.bytes if _CARRIES[c.kind] else 0 for c in classes]
-    return cost, tuple(classes), np.array(payload, dtype=np.int64)[cost]
+    return cost, classes, np.array(payload, dtype=np.int64)[cost]
 
 
 def _pass(
@@ -68,16 +66,16 @@ def _pass(
     """A pass, or a piece of one. Many plans have the same, so each is made once."""
     first, last = layout.plan.bounds[stage]
     since, until, started = 0.0, 1.0, False
-    if kind is Kind.R or (again and kind is Kind.B):
+    if kind is _R or (again and kind is _B):
         first, last = unit, unit + 1
-    elif kind is Kind.F and cut:
+    elif kind is _F and cut:
         since, until = unit / (last - first), (unit + 1) / (last - first)
         first, last = first + unit, first + unit + 1
-    elif (kind is Kind.F or kind is Kind.B) and layout.cut(stage, kind, bool(last_pass)):
+    elif (kind is _F or kind is _B) and layout.cut(stage, kind, bool(last_pass)):
         pieces = layout.sections[stage]
-        first, last = pieces[unit if kind is Kind.F else len(pieces) - 1 - unit]
+        first, last = pieces[unit if kind is _F else len(pieces) - 1 - unit]
         started = unit > 0
-    elif kind is Kind.B and last_pass and len(layout.buckets[stage]) > 1 and stage not in layout.late:
+    elif kind is _B and last_pass and len(layout.buckets[stage]) > 1 and stage not in layout.late:
         # A piece of the backward pass, which is cut where buckets become ready.
         buckets = layout.buckets[stage]
         since = buckets[unit - 1].ready if unit else 0.0
@@ -86,7 +84,7 @@ def _pass(
     known = layout.profile.known_stages
     key = kind, rank, first, last, samples, since, until, adds, sharing, started
     if key not in known:
-        talk = _inside(layout.profile, kind is Kind.B, first, last, samples) if sharing else ()
+        talk = _inside(layout.profile, kind is _B, first, last, samples) if sharing else ()
         known[key] = CostClass(
             kind, rank, -1, first, last, samples, since=since, until=until, accumulate=adds, sharing=sharing,
             inside=talk, started=started,
@@ -115,35 +113,36 @@ def _class(
     replica: int, line: int, adds: int, last_pass: int, again: int, together: int, cut: int,
 ) -> CostClass:  # fmt: skip
     plan, profile, kind = layout.plan, layout.profile, _KINDS[number]
+    if _IS_PASS[number]:
+        rank = plan.rank(replica, stage, line)
+        return _pass(layout, kind, rank, stage, unit, samples, adds, last_pass, again, cut)
     if layout.service is not None and kind in _SERVED:
         found = served_class(layout, layout.service, kind, stage, unit, peer, replica)
         if found is not None:
             return found
-    rank = layout.rank(replica, stage, line)
-    if _IS_PASS[number]:
-        return _pass(layout, kind, rank, stage, unit, samples, adds, last_pass, again, cut)
+    rank = plan.rank(replica, stage, line)
     first, last = plan.bounds[stage]
-    if kind is Kind.LOAD or kind in INPUT_MESSAGES:
+    if kind is _LOAD or kind in INPUT_MESSAGES:
         return load_class(layout, kind, rank, together)
     if SPECS[kind].message:
-        forward = kind in (Kind.SEND_F, Kind.RECV_F)
+        forward = kind in (_SEND_F, _RECV_F)
         edge = layout.edge[(stage, peer) if forward == (kind in SENDS) else (peer, stage)]
         numbers = edge.crossings if forward else edge.gradients
         size = message_bytes(profile, numbers, samples)
-        return CostClass(kind, rank, layout.rank(replica, peer, line), first, last, samples, size, tensors=len(numbers))
-    if kind is Kind.REDUCE_GRAD and layout.decides and unit < layout.first_tie:
+        return CostClass(kind, rank, plan.rank(replica, peer, line), first, last, samples, size, tensors=len(numbers))
+    if kind is _REDUCE_GRAD and layout.decides and unit < layout.first_tie:
         part = layout.decided[stage].parts[unit]
         apart = 1 if together == part.bytes else 2
         return CostClass(
             kind, rank, -1, first, last, 0, together, members, tensors=apart, by=layout.sums_by,
             element=layout.buckets[stage][part.bucket].element, background=True,
         )  # fmt: skip
-    if kind is Kind.NEGOTIATE:
+    if kind is _NEGOTIATE:
         size = layout.decided[stage].rule.bits_bytes  # from host to host
         return CostClass(kind, rank, -1, first, last, 0, size, members, by=TELLING, element=8, background=True)
-    if kind is Kind.TICK:
+    if kind is _TICK:
         return CostClass(kind, rank, seconds=plan.cycle)
-    if kind is Kind.REDUCE_GRAD:
+    if kind is _REDUCE_GRAD:
         tie = unit - layout.first_tie
         if tie >= 0:  # of the same weights on several stages, which only the backend sums
             size, element = layout.ties[tie].bytes, layout.ties[tie].element
@@ -159,13 +158,13 @@ def _class(
     if kind in SHARED_OUT:
         size = layout.units[stage][unit].bytes
         return CostClass(kind, rank, -1, first, last, 0, size, members, by=layout.backend.sums_by)
-    if kind in (Kind.COUNT, Kind.LOSS, Kind.NORM):
+    if kind in (_COUNT, _LOSS, _NORM):
         return CostClass(kind, rank, -1, first, last, 0, 8, members, by=layout.backend.sums_by, element=8)
-    if kind is Kind.BARRIER:
+    if kind is _BARRIER:
         return CostClass(kind, rank, members=members)
-    if kind is Kind.STEP and layout.crosses:
+    if kind is _STEP and layout.crosses:
         return CostClass(kind, rank, -1, unit, unit + 1, accumulate=1, apart=True)
-    if kind is Kind.STEP:
+    if kind is _STEP:
         emptied = int(layout.copies[stage] > 1 and not layout.observed and not layout.plan.zero)
         return CostClass(kind, rank, -1, first, last, accumulate=emptied, until=layout.shared_share(stage))
     pieces = layout.sections[stage]  # it is a copy of what one of them leaves

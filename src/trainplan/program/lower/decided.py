@@ -20,7 +20,7 @@ from trainplan.program.lower.gradients import completing
 from trainplan.program.lower.layout import Holding
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.ops import COMPUTES, Kind, Value
-from trainplan.program.program import Ints, are
+from trainplan.program.program import Ints, are, nonzero
 
 _COMPUTE = are(COMPUTES)
 
@@ -88,7 +88,7 @@ def _before(found: Found, holdings: list[Holding]) -> Ints:
     begins = found.own(first, holdings).max(axis=2)  # numbers rise along a list, so the last pass has the highest
     computes = _COMPUTE[found.kind]
     for number, holding in enumerate(holdings):
-        own = np.flatnonzero(computes & (found.rank == holding.rank))
+        own = nonzero(computes & (found.rank == holding.rank))
         begins[number] = own[np.searchsorted(own, begins[number]) - 1]
     return begins
 

@@ -46,4 +46,8 @@ def known_edges(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[E
 
 def message_bytes(profile: Profile, numbers: tuple[int, ...], samples: Amount) -> int:
     """Bytes of some crossings together."""
-    return sum(profile.crossings[n].bytes(samples) for n in numbers)
+    known, key = profile.known_stages, (numbers, samples)
+    if key not in known:
+        known[key] = sum(profile.crossings[n].bytes(samples) for n in numbers)
+    found: int = known[key]
+    return found

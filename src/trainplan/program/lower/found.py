@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from trainplan.program.lower.buckets import kept
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.rows import Table
 from trainplan.program.ops import COLLECTIVES, SHARED_OUT, Kind
-from trainplan.program.program import Bools, Ints, are
+from trainplan.program.program import Bools, Ints, are, nonzero
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 _WHOLE, _SHARED_OUT, _COLLECTIVE = are(WITHOUT_MICRO_BATCH), are(SHARED_OUT), are(COLLECTIVES)
@@ -49,7 +50,7 @@ class Found:
         replica = np.searchsorted(layout.replicas, table.replica)
         self.replica_of = replica[row]  # of every operation, among those that have lists
         whole = _WHOLE[table.kind][row]
-        ops = np.flatnonzero(~whole)
+        ops = nonzero(~whole)
         place = (self.replica_of[ops] * steps + step[ops]) * plan.pieces + piece[ops]
         self._numbers[line[row[ops]], place] = ops
         # What replicas do together is each one's; it stands for the first of them.
@@ -60,7 +61,7 @@ class Found:
         # What comes once: by (kind, stage, unit) and rank; what all copies do together, whichever stands for it.
         self._once: dict[tuple[int, int, int, int], int] = {}  # → a row of `_by_step`
         barrier = self.kind == Kind.BARRIER
-        single = np.flatnonzero(whole & ~barrier)
+        single = nonzero(whole & ~barrier)
         own = row[single]
         spots = []
         for at, rank, replica_of in zip(
@@ -76,14 +77,18 @@ class Found:
             spots.append(self._once.setdefault((kind, stage, unit, where), len(self._once)))
         self._by_step = np.full((len(self._once) + 1, steps), -1, dtype=np.int64)  # the last row stays empty
         self._by_step[spots, step[single]] = single
-        met = np.flatnonzero(barrier)
+        met = nonzero(barrier)
         self.barriers = np.full((len(layout.replicas), steps, int(phase.max(initial=0)) + 1), -1, dtype=np.int64)
         self.barriers[replica[row[met]], step[met], phase[met]] = met  # of a replica, in a step, after a phase
         at = np.arange(self.places)
         self.replica = at // (plan.pieces * steps)  # of every place, among those that have lists
         self.piece = at % plan.pieces
         self._sizes, which = layout.kinds_of_amount
+        sizes = tuple(self._sizes)
+        self._tables: dict[Hashable, Ints] = kept(layout.profile, ("tables", plan.bounds, sizes), dict)
         self._size = which[np.array(layout.replicas)[self.replica], self.piece]
+        # What was asked for, which several passes of lowering ask for.
+        self._passes: dict[tuple[str, bool, tuple[int, ...]], Ints] = {}
         self._seen: dict[tuple[int, ...], Bools] = {}  # lines → whether each micro-batch takes one of them
         self._replica_number = {r: number for number, r in enumerate(layout.replicas)}
 
@@ -105,11 +110,14 @@ class Found:
     def backward(self, stages: Sequence[int], final: bool) -> Ints:
         """The first or the final operation of the backward pass of every place: it may be cut into units, or into a
         part for the input and one for the weights."""
-        layout = self.layout
-        if layout.splits:
-            part = self.ops(Kind.W if final else Kind.I, stages)
-            return part if (part >= 0).all() else np.where(part >= 0, part, self._whole_backward(stages, final))
-        return self._whole_backward(stages, final)
+        key = "backward", final, tuple(stages)
+        if key not in self._passes:
+            found = self.ops(Kind.W if final else Kind.I, stages) if self.layout.splits else None
+            if found is None or (found < 0).any():
+                whole = self._whole_backward(stages, final)
+                found = whole if found is None else np.where(found >= 0, found, whole)
+            self._passes[key] = found
+        return self._passes[key]
 
     def _whole_backward(self, stages: Sequence[int], final: bool) -> Ints:
         layout, again = self.layout, self.recomputed
@@ -129,6 +137,12 @@ class Found:
 
     def forward(self, stages: Sequence[int], final: bool = True) -> Ints:
         """The final or the first operation of the forward pass of every place: it may be cut into pieces."""
+        key = "forward", final, tuple(stages)
+        if key not in self._passes:
+            self._passes[key] = self._forward(stages, final)
+        return self._passes[key]
+
+    def _forward(self, stages: Sequence[int], final: bool) -> Ints:
         whole = self.ops(Kind.F, stages)
         if not (final and (self.layout.plan.zero or self.layout.offloads or self.layout.crosses)):
             return whole
@@ -184,15 +198,24 @@ class Found:
     def only(self, chosen: Bools) -> Found:
         """The same with nothing but the chosen places, for look-ups by micro-batch."""
         part = copy(self)
+        part._passes = {}
         part._finds_none = self._finds_none  # which takes all places to find out
         part._numbers, part.places = self._numbers[:, chosen], int(chosen.sum())
         part.replica, part.piece, part._size = self.replica[chosen], self.piece[chosen], self._size[chosen]
         return part
 
-    def by_size(self, of: Callable[[int, Any], float], count: int) -> Ints:
-        """of(thing, samples) for so many things and every place, worked out once for each size that occurs."""
-        table = [[round(of(thing, size)) for size in self._sizes] for thing in range(count)]
-        found = np.array(table, dtype=np.int64).reshape(count, len(self._sizes))
+    def by_size(self, of: Callable[[int, Any], float], count: int, name: Hashable = None) -> Ints:
+        """of(thing, samples) for so many things and every place, worked out once for each size that occurs.
+
+        `name`: of what follows from the profile, the cuts, the sizes and this name alone. Many plans have these in
+        common, so it is worked out once for all of them.
+        """
+        found = self._tables.get(name)
+        if found is None:
+            table = [[round(of(thing, size)) for size in self._sizes] for thing in range(count)]
+            found = np.array(table, dtype=np.int64).reshape(count, len(self._sizes))
+            if name is not None:
+                self._tables[name] = found
         return found[:, self._size] if len(self._sizes) > 1 else np.repeat(found, self.places, axis=1)
 
     # -- of copies of stages ----------------------------------------------------------------------------------------
@@ -224,7 +247,7 @@ class Found:
 
     def last(self, rank: int) -> Ints:
         """The last operation of every step that a rank does by itself."""
-        ops = np.flatnonzero(self.alone & (self.rank == rank))
+        ops = nonzero(self.alone & (self.rank == rank))
         found = np.full(self.steps, -1, dtype=np.int64)
         np.maximum.at(found, self.step[ops], ops)
         return found

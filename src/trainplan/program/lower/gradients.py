@@ -9,7 +9,7 @@ torch's DDP           the same; but passes before the last of a step gather grad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -143,12 +143,13 @@ def updates(ledger: Ledger, found: Found) -> None:
             ledger.add_some(Value.WORKSPACE, size, home, step, step)
         return
     step = found.once(Kind.STEP, holdings)
-    update = [
-        round(update_workspace(profile, *bound) * layout.shared_share(stage))
-        for stage, bound in enumerate(layout.plan.bounds)
-    ]
+    workspaces = [update_workspace(profile, *bound) for bound in layout.plan.bounds]
+    update = [round(size * layout.shared_share(stage)) for stage, size in enumerate(workspaces)]
     if profile.clip_norm > 0:
-        norm = [max((_squared(p) for p in own if p.trainable), default=0) for own in layout.parameters]
+        norm: list[int] = kept(
+            profile, ("squares", layout.plan.bounds),
+            lambda: [max((_squared(p) for p in own), default=0) for own in layout.trainable],
+        )  # fmt: skip
         if layout.clips:
             ops = found.norm(holdings)
             ledger.add_some(Value.WORKSPACE, np.array(norm)[stage][:, None], home, ops, ops)
@@ -170,7 +171,9 @@ def _by_first_pass(
     when it is over."""
     sizes = [_bytes_by_block(found.layout, s, own) for s, own in enumerate(parameters)]
     total = np.array([sum(sizes[h.stage].values()) for h in holdings], dtype=np.int64)
-    ops, there = _first_pass(found, holdings, sizes)
+    # Which of its parameters a stage has here follows from whether it has buckets (`_stored`).
+    name = "first pass", tuple(map(found.layout.bucketed, found.layout.stages)), found.layout.service is None
+    ops, there = _first_pass(found, holdings, sizes, name)
     ledger.add(Value.GRADIENTS, there, home, ops, step, (step,))
     ledger.add_some(Value.GRADIENTS, total[:, None] - there, home, ops, step, late=True)
 
@@ -189,7 +192,9 @@ def _beside_the_buckets(
         ledger.add_some(Value.GRADIENTS, bucket.bytes - there, home, ops, full, late=True)
 
 
-def _first_pass(found: Found, holdings: list[Holding], sizes: list[dict[int, int]]) -> tuple[Ints, Ints]:
+def _first_pass(
+    found: Found, holdings: list[Holding], sizes: list[dict[int, int]], name: Hashable = None
+) -> tuple[Ints, Ints]:
     """The first pass of every step that adds to the gradients of every copy; and of gradients that blocks (of a stage)
     make, how many bytes are there at its worst moment."""
     profile, bounds = found.layout.profile, found.layout.plan.bounds
@@ -201,7 +206,7 @@ def _first_pass(found: Found, holdings: list[Holding], sizes: list[dict[int, int
     stage = [h.stage for h in holdings]
     begin = found.own(found.gathering(range(len(sizes)))[stage], holdings, empty=NEVER)
     first = begin.argmin(axis=2)[:, :, None]
-    table = found.own(found.by_size(there, len(sizes))[stage], holdings)
+    table = found.own(found.by_size(there, len(sizes), name)[stage], holdings)
     return np.take_along_axis(begin, first, 2)[:, :, 0], np.take_along_axis(table, first, 2)[:, :, 0]
 
 

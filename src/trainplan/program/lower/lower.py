@@ -42,7 +42,7 @@ from trainplan.program.ops import (
     Lane,
 )
 from trainplan.program.policies import Policy
-from trainplan.program.program import Ints, Program, Ragged, are
+from trainplan.program.program import Ints, Program, Ragged, are, nonzero
 from trainplan.program.staleness import bound_of
 
 _COMPUTE, _SEND, _COLLECTIVE, _PER_REPLICA = map(are, (COMPUTES, SENDS, COLLECTIVES, PER_REPLICA))
@@ -134,7 +134,7 @@ def _peers(layout: Layout, table: Table) -> Ints:
     """The rank at the other end of a message; -1 of other rows."""
     found = np.full(len(table.kind), -1, dtype=np.int64)
     served = _WITH_SERVER[table.kind] & (layout.service is not None)
-    plain = np.flatnonzero((table.peer >= 0) & ~served)
+    plain = nonzero((table.peer >= 0) & ~served)
     replica = np.searchsorted(layout.replicas, table.replica[plain])
     found[plain] = layout.local_ranks[replica, table.line[plain], table.peer[plain]]
     if layout.service is not None:
@@ -157,12 +157,12 @@ class _Numbers:
 def _number(layout: Layout, lists: Entries) -> _Numbers:
     table = lists.table
     collective = _COLLECTIVE[table.kind][lists.row]
-    alone = np.flatnonzero(~collective)
+    alone = nonzero(~collective)
     op = np.cumsum(~collective) - 1
     together: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
     barrier = (table.kind == Kind.BARRIER)[lists.row]
     shared = _SHARED_OUT[table.kind][lists.row]
-    sums = np.flatnonzero(collective & ~barrier & ~shared)
+    sums = nonzero(collective & ~barrier & ~shared)
     columns = [column[lists.row[sums]] for column in (table.kind, table.stage, table.unit, table.replica)]
     rows = (column.tolist() for column in (sums, lists.step[sums], *columns))
     for e, step, kind, stage, unit, replica in zip(*rows, strict=True):
@@ -186,7 +186,7 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         key = (*members_of, apart)
         group.append(number.setdefault(key, len(number)))
     # Gathers and scatters are many: one for each group of replicas, step, micro-batch, stage and unit.
-    met = np.flatnonzero(shared)
+    met = nonzero(shared)
     if len(met):
         own = lists.row[met]
         sharing, stages = table.replica[own] // layout.plan.sharers, table.stage[own]
@@ -203,7 +203,7 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
             of_pair[pair] = number.setdefault((*together_of, -1), len(number))
         group += of_pair[pairs].tolist()
     # So are barriers: one for each replica, step and phase.
-    met = np.flatnonzero(barrier) if layout.in_phases else met[:0]
+    met = nonzero(barrier) if layout.in_phases else met[:0]
     if len(met):
         replicas, steps, phases = table.replica[lists.row[met]], lists.step[met], lists.phase[met]
         number_of = (replicas * (steps.max() + 1) + steps) * (phases.max() + 1) + phases

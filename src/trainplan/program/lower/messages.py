@@ -20,7 +20,7 @@ from trainplan.program.lower.loads import may_open
 from trainplan.program.lower.served import served_pairs
 from trainplan.program.ops import RECEIVES, Kind, Value
 from trainplan.program.posting import RECEIVES_AHEAD, due, in_order_of_sending
-from trainplan.program.program import Bools, Ints, are
+from trainplan.program.program import Bools, Ints, are, nonzero
 
 _RECEIVE = are(RECEIVES)
 
@@ -70,10 +70,11 @@ def _there(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     reader, final = found.ops(Kind.F, target), found.backward(target, final=True)
     recomputed, count = found.recomputed, len(layout.edges)
     plain = _charged(layout, False)
-    out = found.by_size(lambda e, n: message_bytes(profile, plain[e], n), count)
+    out = found.by_size(lambda e, n: message_bytes(profile, plain[e], n), count, "sent")
     if layout.recomputes:
         slim = _charged(layout, True)
-        out = np.where(recomputed, found.by_size(lambda e, n: message_bytes(profile, slim[e], n), count), out)
+        less = found.by_size(lambda e, n: message_bytes(profile, slim[e], n), count, "sent, recomputed")
+        out = np.where(recomputed, less, out)
     until = np.where(get >= 0, np.where(recomputed, get, over), ends.source_step)
     sent = send >= 0
     _add(ledger, sent, Value.BOUNDARY, out, ends.sender, made, until, (send,))
@@ -105,7 +106,8 @@ def _back(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     _add(ledger, sent, Value.BOUNDARY, payload[give], ends.receiver[back], ready, taken, (give,), late=True)
     _add(ledger, sent, Value.MESSAGE, payload[give], -1, give, get, (get,))
     _add(ledger, sent, Value.BOUNDARY, payload[get], ends.sender[back], get, over, readers)
-    size = found.by_size(lambda e, n: message_bytes(profile, layout.edges[back[e]].gradients, n), len(back))
+    gradients = [layout.edges[number].gradients for number in back]
+    size = found.by_size(lambda e, n: message_bytes(profile, gradients[e], n), len(back), "sent back")
     _add(ledger, ~sent, Value.BOUNDARY, size, ends.sender[back], ready, over, readers, late=True)
 
 
@@ -167,14 +169,14 @@ def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     """Buffers of receives from when they are posted until they are taken (`program.posting`): some when a step begins,
     each of the others when the one so many before it has been taken. Servers that take whole pushes take one at a time
     from each worker, and post it when it comes."""
-    alone = np.flatnonzero(may_open(found))  # in the order of the lists
+    alone = nonzero(may_open(found))  # in the order of the lists
     starts = alone[_changes(found.rank[alone], found.step[alone])]
     receives = _RECEIVE[found.kind]
     if found.layout.by_push:
         receives &= found.kind != Kind.RECV_G
-    ops = np.flatnonzero(receives)
+    ops = nonzero(receives)
     first = starts[np.searchsorted(starts, ops, side="right") - 1]  # operation of its step
-    begins = np.flatnonzero(_changes(first))
+    begins = nonzero(_changes(first))
     begin = np.repeat(begins, np.diff([*begins, len(ops)]))
     after = np.arange(len(ops)) - RECEIVES_AHEAD  # the receive whose taking has this one posted
     if not found.layout.backend.tagged:
@@ -185,7 +187,7 @@ def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
     at_once = (after < begin) & (first != ops)
     now, rank = ops[at_once], found.rank
     ledger.add(Value.COMMUNICATION, payload[now], rank[now], first[at_once], now, early=True)
-    later = np.flatnonzero(after >= begin)
+    later = nonzero(after >= begin)
     then, before = ops[later], ops[after[later]]
     ledger.add(Value.COMMUNICATION, payload[then], rank[then], before, then, late=True, early=True)
 

@@ -20,7 +20,7 @@ from trainplan.program.lower.away import BEHIND
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.ops import COMPUTES, Kind, Value
-from trainplan.program.program import Ints, are
+from trainplan.program.program import Ints, are, nonzero
 
 _COMPUTE = are(COMPUTES)
 
@@ -104,7 +104,7 @@ def _until(until: int, own: list[Parcel], section: int) -> int:
 def _travels(ledger: Ledger, found: Found, home: Ints, ops: tuple[Ints, Ints, Ints], size: Ints) -> None:
     """A parcel on its way out, in the memory of the host, and on its way in."""
     forward, out, into = ops
-    compute = np.flatnonzero(_COMPUTE[found.kind])  # later operations of a rank have higher numbers
+    compute = nonzero(_COMPUTE[found.kind])  # later operations of a rank have higher numbers
     gone = compute[np.searchsorted(compute, out) + BEHIND - 1]
     before = compute[np.searchsorted(compute, into) - 1]
     ledger.add(Value.SAVED, size, home, forward, gone, (out,), early=True)

@@ -19,7 +19,7 @@ from trainplan.program.lower.phases import apart_from, in_phases
 from trainplan.program.lower.serving import around, servers
 from trainplan.program.lower.templates import decided_backward, head, stepping_forward, tail
 from trainplan.program.ops import Kind
-from trainplan.program.program import Bools, Ints, are
+from trainplan.program.program import Bools, Ints, are, nonzero
 from trainplan.program.schedules import Order
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
@@ -47,6 +47,7 @@ class Table:
     again: Ints  # 1: of a pass that is recomputed, whose units are blocks
     size: Ints  # bytes of several parts that travel together
     cut: Ints  # 1: of a forward pass whose units are blocks
+    alike: Ints  # the first row that says the same: rows of several variants of a pass are often equal
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _decided(
         places[-1] = [(bodies.add(tail(layout, held, final=step == steps - 1), replica, rank), 0, 0)]
         for holding in (h for h in held if layout.buckets[h.stage]):
             own = order[:, 2] == holding.stage
-            (place,) = np.flatnonzero(completing & own).tolist()
+            (place,) = nonzero(completing & own).tolist()
             again = layout.recomputes and int(variant[place]) > _ONLY
             kind = Kind.R if again else Kind(int(order[place, 0]))
             agenda = layout.agenda(step, holding.stage)
@@ -158,7 +159,7 @@ def _decided(
             number = bodies.add(rest, replica, rank, adds=1, last=True, again=again)
             places[1 + place] = [(number, places[1 + place][0][1], 0)]  # behind the head
             if layout.crosses:
-                (first,) = np.flatnonzero((variant == _FIRST_FORWARD) & own).tolist()
+                (first,) = nonzero((variant == _FIRST_FORWARD) & own).tolist()
                 places[1 + first] = [
                     (bodies.add((row,), replica, rank, cut=True), places[1 + first][0][1], int(row.kind is Kind.STEP))
                     for row in stepping_forward(layout, holding.stage, holding.lines[0], steps=step > 0)
@@ -180,8 +181,8 @@ def _variants(order: Order, recomputed: Bools) -> Ints:
     gathers = (kind == Kind.B) | (kind == Kind.W)
     forward = kind == Kind.F
     for one in [stage[0]] if (stage == stage[0]).all() else np.unique(stage):
-        variant[np.flatnonzero(forward & (stage == one))[0]] = _FIRST_FORWARD
-        passes = np.flatnonzero(gathers & (stage == one))
+        variant[nonzero(forward & (stage == one))[0]] = _FIRST_FORWARD
+        passes = nonzero(gathers & (stage == one))
         variant[passes] = _LATER
         variant[passes[0]], variant[passes[-1]] = _FIRST, _LAST
         if len(passes) == 1:

@@ -23,7 +23,7 @@ from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.lower.units import Unit
 from trainplan.program.ops import Kind, Value
-from trainplan.program.program import Bools, Ints
+from trainplan.program.program import Bools, Ints, nonzero
 
 
 def shares(layout: Layout, weights: Ints, stepped: Ints) -> tuple[Ints, Ints]:
@@ -133,7 +133,7 @@ def gathered(ledger: Ledger, shared: Shared) -> None:
     numbers = ledger.add(Value.WEIGHTS, shared.bytes, shared.homes, there, np.where(twice[:, None], last, over))
     ledger.reads(reads, numbers[of])
     once = numbers.copy()
-    some = np.flatnonzero(twice)
+    some = nonzero(twice)
     once[some] = ledger.add(Value.WEIGHTS, shared.bytes[some], shared.homes[some], back[some], over[some])
     ledger.reads(again, once[of_again])
 
@@ -150,7 +150,7 @@ def _first(layout: Layout) -> Ints:
     """Of every stage the micro-batch that goes forward through it first."""
     first = np.zeros(layout.plan.depth, dtype=np.int64)
     for order in layout.orders:
-        rows = np.flatnonzero(order[:, 0] == Kind.F)[::-1]
+        rows = nonzero(order[:, 0] == Kind.F)[::-1]
         first[order[rows, 2]] = layout.piece(order)[rows]  # of equal places the last counts
     return first
 
