@@ -111,8 +111,10 @@ def roofline(
         raise InputError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
     made = made_in_python(model, parts(inputs, loss, optimizer)) or load(model)
     size = batch or made.batch
+    version = speed.model.file.versions.get("torch", "") if speed.model is not None else ""
     with progress() as report:
-        found = traced(in_half(made, precision), [size], not speed.is_cpu, report, capability=there.capability)
+        work = in_half(made, precision)
+        found = traced(work, [size], not speed.is_cpu, report, capability=there.capability, version=version)
     answer = bounds(found.at(size), [block.name for block in found.base.blocks], made.name, speed)
     if output:
         draw(answer, output)
@@ -122,16 +124,8 @@ def roofline(
 def _device(name: str) -> tuple[Device, Model | None]:
     """The device that is meant, and what was measured of it or of one like it."""
     from trainplan.cluster import catalogue
-    from trainplan.cluster.cluster import Device
-    from trainplan.profile.device.file import DeviceFile
+    from trainplan.cluster.measured import measured_device
     from trainplan.profile.device.known import model_of
-    from trainplan.profile.device.model import Model
 
-    if not name.endswith(".json"):
-        there = catalogue.device(name)
-        return there, model_of(there, measured_here=True)
-    file = DeviceFile.load(name)
-    # Roofs of a device are its data sheet's where that is known, and else the best that was measured.
-    memory = file.memory_peak or file.memory_rate
-    there = Device(file.device, 0, file.ceiling | file.peak, memory, processors=file.processors)
-    return there, Model(file)
+    there = measured_device(name) if name.endswith(".json") else catalogue.device(name)
+    return there, model_of(there, measured_here=True)

@@ -61,8 +61,9 @@ def profile_for(
     """
     from trainplan.report.progress import progress
 
-    # Of several kinds of devices one stands for all, and the others are scaled: one that is here, or the first.
-    names = dict.fromkeys(device.name for node in cluster.nodes for device in node.devices)
+    # Of several kinds of devices one stands for all, and the others are scaled: one that is here, or the first. What
+    # names a device file is estimated by it, here or not.
+    names = dict.fromkeys(device.name for node in cluster.nodes for device in node.devices if not device.file)
     here = next(filter(None, map(device_here, names)), None)
     if here is not None:
         return profile_here(model, here, batch, compile=compile, refresh=refresh)

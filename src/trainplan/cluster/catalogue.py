@@ -206,6 +206,7 @@ def read_device(name: str, data: Any, where: str, base: Device | None = None) ->
         processors=number("processors", lambda given: reading.whole(given, 1), base.processors if base else 0),
         efficiency=number("efficiency", _constants, dict(base.efficiency) if base else {}),
         capability=number("capability", _capability, base.capability if base else (0, 0)),
+        file=base.file if base else "",
         sources={key: source for key, source in sources.items() if source},  # the last: the others say theirs
     )
 

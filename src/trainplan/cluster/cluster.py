@@ -30,6 +30,7 @@ class Device:
     processors: int = 0  # that work side by side (NVIDIA's multiprocessors); 0: not known
     efficiency: dict[str, float] = field(default_factory=dict)  # fitted constants (`profile/efficiency.py`), if any
     capability: tuple[int, int] = (0, 0)  # CUDA's compute capability, (9, 0) of an H200; (0, 0): not known, or none
+    file: str = ""  # whole path of the device file that alone says how fast it is; "": whichever there is
 
 
 @dataclass(frozen=True)

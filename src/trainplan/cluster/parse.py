@@ -8,6 +8,7 @@
     titan4, 4xtitan4      node types by name
     local, 4xlocal        this machine, probed (local:cpu and local:cuda say which of its devices)
     lab.yaml, lab.json    a file
+    4xown.json            four devices as a device file describes them (`trainplan device measure -o own.json`)
 
 A short name stands for the vendor's reference node and fabric; the cluster's notes say which, in words.
 
@@ -27,8 +28,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from trainplan.cluster import catalogue
+from trainplan import files
+from trainplan.cluster import catalogue, reading
 from trainplan.cluster.cluster import Cluster, Link, Node
+from trainplan.cluster.measured import KIND, device_named, measured_device, without_memory
 from trainplan.errors import InputError, nearest
 from trainplan.units import gb_per_s, significant
 
@@ -51,7 +54,7 @@ def cluster(text: str, *, progress: Progress | None = None, refresh: bool = Fals
         from trainplan.cluster.yaml_form import load_yaml
 
         return load_yaml(text)
-    if text.lower().endswith(".json"):
+    if _is_cluster(text):
         return Cluster.load(text)
     if match := _LOCAL.match(text.lower()):
         from trainplan.cluster.probe.probe import probe
@@ -59,6 +62,12 @@ def cluster(text: str, *, progress: Progress | None = None, refresh: bool = Fals
         workers = int(match[1]) if match[1] else None
         return probe(workers, local_device(text) or "cpu", refresh=refresh, progress=progress)
     return _short(text)
+
+
+def _is_cluster(text: str) -> bool:
+    """Whether a text means a cluster in our own form: it names a .json file, which is not that of a device."""
+    counted = re.match(r"-?\d+\s*[x×]", text) and not Path(text).exists()
+    return text.lower().endswith(".json") and not counted and files.kind(text) != KIND
 
 
 def _short(text: str) -> Cluster:
@@ -74,12 +83,18 @@ def _short(text: str) -> Cluster:
         raise InputError(text, f"{math.prod(counts):,} devices are more than {MOST_DEVICES:,}", "a smaller number")
     if plus and not network.strip():
         raise InputError(text, "no network follows the +", f"{body}+{DEFAULT_NETWORK}")
-    if catalogue.has("node", name):
-        nodes, node = _by_node(text, counts, catalogue.canonical("node", name))
+    source, spelled = "catalogue", name
+    if name.lower().endswith(".json"):
+        nodes, node = _by_file(text, counts, name)
+        source, spelled = f"device file {Path(name).name}; otherwise: catalogue", Path(name).name
+    elif catalogue.has("node", name):
+        spelled = catalogue.canonical("node", name)
+        nodes, node = _by_node(text, counts, spelled)
     else:
         if not catalogue.has("device", name):
             raise _unknown(text, name)
-        nodes, node = _by_device(text, counts, catalogue.canonical("device", name))
+        spelled = catalogue.canonical("device", name)
+        nodes, node = _by_device(text, counts, spelled)
 
     notes = [_node_note(node)]
     if plus:
@@ -96,10 +111,10 @@ def _short(text: str) -> Cluster:
     if device.price_per_hour:
         notes.append("prices are list prices, good to an order of magnitude")
     return Cluster(
-        name=text.replace(name, _spelled(name), 1).replace("×", "x").replace(" ", ""),
+        name=text.replace(name, spelled, 1).replace("×", "x").replace(" ", ""),
         nodes=(node,) * nodes,
         backend="gloo" if device.name == "cpu" else "nccl",
-        source="catalogue",
+        source=source,
         notes=tuple(notes),
     )
 
@@ -131,8 +146,13 @@ def _by_device(text: str, counts: list[int], name: str) -> tuple[int, Node]:
     return total // room, catalogue.node_type(node, name, room)
 
 
-def _spelled(name: str) -> str:
-    return catalogue.canonical("node" if catalogue.has("node", name) else "device", name)
+def _by_file(text: str, counts: list[int], path: str) -> tuple[int, Node]:
+    """So many devices of a device file, in the reference nodes of the device that was measured: `8xown.json`."""
+    device = reading.placed(text, lambda: measured_device(path))
+    if not device.memory_bytes:
+        raise without_memory(text, path)
+    nodes, node = _by_device(text, counts, device_named(path))
+    return nodes, replace(node, devices=(device,) * len(node.devices))
 
 
 def _unknown(text: str, name: str) -> InputError:

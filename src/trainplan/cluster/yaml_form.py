@@ -18,7 +18,8 @@
       disk: 2GB/s
     slowdown: {collective: 1.3}         # and what else a probe measures: contention, spread, collectives, dispatch
 
-A number may carry its source: `rate: {value: 48GB/s, source: measured}`. Unknown keys are errors.
+A number may carry its source: `rate: {value: 48GB/s, source: measured}`. Unknown keys are errors. A device may be one
+that was measured: `{file: own.json, memory: 70GiB}`, of a file in the same folder (`measured`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 
 from trainplan.cluster import catalogue, reading
 from trainplan.cluster.cluster import Cluster, Curve, Device, Node, Slowdown
+from trainplan.cluster.measured import measured_device, without_memory
 from trainplan.errors import InputError
 from trainplan.units import parse_bytes, parse_rate, parse_seconds
 
@@ -44,7 +46,7 @@ _NODE_KEYS = (
 )  # fmt: skip
 _DEVICE_KEYS = (
     "device", "name", "count", "flops", "memory", "memory_rate", "host_link", "context", "price", "processors",
-    "efficiency", "capability",
+    "efficiency", "capability", "file",
 )  # fmt: skip
 _COUNTED = re.compile(r"(?:(\d+)\s*x\s*)?(\S+)$")
 
@@ -62,7 +64,7 @@ def read_cluster(data: Any, where: str) -> Cluster:
         raise InputError(where, "the key 'nodes' is missing", "nodes: [{type: DGX-H100, count: 2}]")
     nodes: list[Node] = []
     for number, item in enumerate(reading.items(data["nodes"], f"{where}: nodes")):
-        nodes += _read_nodes(item, f"{where}: nodes[{number}]")
+        nodes += _read_nodes(item, f"{where}: nodes[{number}]", Path(where).parent)
     if len(nodes) > 1:
         for node in nodes:
             if node.network is None:
@@ -89,10 +91,10 @@ def read_cluster(data: Any, where: str) -> Cluster:
     )
 
 
-def _read_nodes(data: Any, where: str) -> list[Node]:
+def _read_nodes(data: Any, where: str, folder: Path) -> list[Node]:
     data = reading.mapping(data, where, _NODE_KEYS)
     count, _ = reading.sourced(data.get("count", 1), f"{where}.count", lambda value: reading.whole(value, 1))
-    devices = _read_devices(data["devices"], f"{where}.devices") if "devices" in data else ()
+    devices = _read_devices(data["devices"], f"{where}.devices", folder) if "devices" in data else ()
     node = _base(data, devices, where)
     values: dict[str, Any] = {}
     sources = dict(node.sources)
@@ -147,14 +149,14 @@ def _known(devices: tuple[Device, ...]) -> bool:
     return bool(devices) and catalogue.has("device", devices[0].name)
 
 
-def _read_devices(data: Any, where: str) -> tuple[Device, ...]:
+def _read_devices(data: Any, where: str, folder: Path) -> tuple[Device, ...]:
     devices: list[Device] = []
     for number, item in enumerate(reading.items(data if isinstance(data, list) else [data], where)):
-        devices += _read_device(item, f"{where}[{number}]")
+        devices += _read_device(item, f"{where}[{number}]", folder)
     return tuple(devices)
 
 
-def _read_device(item: Any, where: str) -> list[Device]:
+def _read_device(item: Any, where: str, folder: Path) -> list[Device]:
     if isinstance(item, str):
         match = _COUNTED.match(item.strip())
         if not match or match[1] == "0":
@@ -166,8 +168,15 @@ def _read_device(item: Any, where: str) -> list[Device]:
     base = None
     if known is not None:
         base = reading.placed(where, lambda: catalogue.device(reading.text(known, f"{where}.device")))
+    if "file" in item:
+        file = folder / reading.text(item.pop("file"), f"{where}.file")
+        like = base
+        base = reading.placed(f"{where}.file", lambda: measured_device(file, like))
     name = reading.text(item.pop("name", base.name if base else None), f"{where}.name")
-    return [catalogue.read_device(name, item, where, base)] * count
+    found = catalogue.read_device(name, item, where, base)
+    if found.file and not found.memory_bytes:
+        raise without_memory(where, found.file)
+    return [found] * count
 
 
 def _read_slowdown(data: Any, where: str) -> Slowdown:

@@ -96,6 +96,7 @@ def _device(device: Device) -> dict[str, Any]:
         ("processors", device.processors),
         ("efficiency", dict(device.efficiency)),
         ("capability", ".".join(map(str, device.capability)) if any(device.capability) else ""),
+        ("file", device.file),
     ):
         if value or key in device.sources:
             data[key] = said(value, key)

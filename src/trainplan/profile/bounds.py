@@ -137,7 +137,7 @@ def _row(op: Op, passing: str, names: list[str], speed: Speed) -> Bound:
     flops, moved = work(op)
     family = family_of(op.name)
     # What is not a product runs on plain units, whatever it reads.
-    peak = speed.peak(op)[0] if family in _COUNTED else speed.device.flops["fp32"]
+    peak = speed.peak(op)[0] if family in _COUNTED else speed.plain
     compute = moved > 0 and flops / moved > peak / speed.device.memory_rate
     return Bound(
         block=names[0],

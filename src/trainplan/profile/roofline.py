@@ -57,7 +57,8 @@ class Speed:
 
     device: Device
     precision: str
-    products: float  # FLOP/s at peak
+    plain: float  # FLOP/s at peak of units that are no tensor cores
+    products: float  # of products of 32-bit numbers
     convolutions: float
     tensor_products: bool  # on tensor cores
     tensor_convolutions: bool
@@ -87,7 +88,7 @@ class Speed:
     def peak(self, op: Op) -> tuple[float, bool]:
         """(FLOP/s, whether on tensor cores) of an operator's arithmetic."""
         if op.precision in HALF and op.precision in self.device.flops:
-            return self.device.flops[op.precision], self.device.flops[op.precision] > self.device.flops["fp32"]
+            return self.device.flops[op.precision], self.device.flops[op.precision] > self.plain
         if op.name in CONVOLUTIONS:
             return self.convolutions, self.tensor_convolutions
         return self.products, self.tensor_products
@@ -108,14 +109,20 @@ def speed_of(device: Device, precision: str, model: Model | None = None) -> Spee
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision}", "there is no such precision", nearest(precision, PRECISIONS))
-    if precision not in device.flops:
-        have = ", ".join(device.flops)
+    have = ", ".join(device.flops)
+    if precision not in device.flops and "fp32" in device.flops:
         raise InputError(f"an estimate in {precision} for {device.name}", f"the device has {have}", have)
-    plain, fast = device.flops["fp32"], device.flops.get("tf32", 0.0)
+    # Measured curves stand for each other where one is missing; a number that nobody gave has nothing to stand for it.
+    if "fp32" not in device.flops and (model is None or device.efficiency or precision not in device.flops):
+        why = f"its peak in fp32 is not known, only in {have}, and numbers that are left in 32 bits run at it"
+        instead = "giving it in a cluster file, as flops: {fp32: 20TFLOP/s}; of a device file, measuring it again"
+        raise InputError(f"an estimate in {precision} for {device.name}", why, instead)
+    plain, fast = device.flops.get("fp32") or _ceiling(model), device.flops.get("tf32", 0.0)
     cores = fast > plain
     return Speed(
         device=device,
         precision=precision,
+        plain=plain,
         products=fast if precision == "tf32" else plain,
         convolutions=max(plain, fast),
         tensor_products=cores and precision == "tf32",
@@ -123,6 +130,11 @@ def speed_of(device: Device, precision: str, model: Model | None = None) -> Spee
         model=None if device.efficiency else model,
         reaches=efficiency(device),
     )
+
+
+def _ceiling(model: Model | None) -> float:
+    """What stands for the peak in fp32 where a file was measured without it."""
+    return model.ceiling("fp32") if model is not None else 0.0
 
 
 def run_seconds(op: Op, speed: Speed) -> float:

@@ -101,6 +101,7 @@ class DeviceFile:
     warms_from: dict[str, float] = field(default_factory=dict)
     host_rounds: int = 0  # how often the host was read, over the whole time; 0: it was not counted
     host_spread: float = 0.0  # the range of the middle half of these readings over their median
+    capability: tuple[int, int] = (0, 0)  # CUDA's compute capability; (0, 0): it was not asked, or there is none
 
     @property
     def is_cpu(self) -> bool:

@@ -1,11 +1,13 @@
 """Which device files there are: those that come with the package, and those that this user has measured.
 
 What comes with the package is the same everywhere; ranks that must come to the same plan by themselves use no others.
+A device of a cluster may name a file (`Device.file`): then that one counts, and no other.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from functools import cache
 from importlib import resources
 from math import log
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from trainplan.cluster.cluster import Device
 from trainplan.cluster.probe.machine import cache_folder
+from trainplan.errors import InputError
 from trainplan.profile.device.file import DeviceFile
 from trainplan.profile.device.model import Model, describes
 
@@ -27,9 +30,14 @@ def place_of(device: str) -> Path:
 
 
 def own() -> tuple[DeviceFile, ...]:
-    """Those that this user has measured."""
-    folder = cache_folder() / "devices"
-    return tuple(DeviceFile.load(path) for path in sorted(folder.glob("*.json")))
+    """Those that this user has measured. One that cannot be read is named in a warning, and passed over."""
+    found = []
+    for path in sorted((cache_folder() / "devices").glob("*.json")):
+        try:
+            found.append(DeviceFile.load(path))
+        except InputError as error:
+            warnings.warn(f"a device file that was measured here is passed over: {error}", stacklevel=2)
+    return tuple(found)
 
 
 @cache
@@ -40,14 +48,17 @@ def packaged() -> tuple[DeviceFile, ...]:
     return tuple(DeviceFile.load(str(entry)) for entry in sorted(found, key=lambda entry: entry.name))
 
 
-_models: dict[str, Model] = {}  # of the package's files, by device
+_models: dict[str, Model] = {}  # of the package's files and of those that devices name, by device
 
 
 def model_of(device: Device, measured_here: bool = False) -> Model | None:
     """The model of a device: by its own file, or scaled from the nearest of its kind; None where there is none.
 
-    `measured_here`: files that this user has measured count, too, and come first.
+    `measured_here`: files that this user has measured count, too, and come first. Where the device names a file, that
+    one is taken.
     """
+    if device.file:
+        return _kept(device, device.file)
     files = (*(own() if measured_here else ()), *packaged())
     alike = [file for file in files if describes(file, device)][:1] or [file for file in files if _alike(file, device)]
     if not alike:
@@ -55,9 +66,17 @@ def model_of(device: Device, measured_here: bool = False) -> Model | None:
     nearest = min(alike, key=lambda file: _apart(file, device))
     if not any(file is nearest for file in packaged()):
         return Model(nearest, device)
+    return _kept(device, nearest)
+
+
+def _kept(device: Device, file: DeviceFile | str) -> Model:
+    """The model of a device by a file: a search asks for the same one thousands of times, and it remembers what it was
+    asked."""
     words = repr(device)
-    if words not in _models:  # a search asks for the same one thousands of times, and it remembers what it was asked
-        _models[words] = Model(nearest, device)
+    if isinstance(file, str) and Path(file).exists():  # it may be measured again meanwhile
+        words += f" {Path(file).stat().st_mtime_ns}"
+    if words not in _models:
+        _models[words] = Model(DeviceFile.load(file) if isinstance(file, str) else file, device)
     return _models[words]
 
 

@@ -322,6 +322,7 @@ def assemble(session: Session, whole: bool) -> DeviceFile:
         host_spread=round(session.host.spread, 4) if session.host else 0.0,
         skipped=session.skipped,
         whole=whole,
+        capability=torch.cuda.get_device_capability(session.device) if session.cuda else (0, 0),
     )
 
 

@@ -80,8 +80,10 @@ class Model:
 
     def ceiling(self, precision: str) -> float:
         """The highest FLOP/s of products."""
-        rate = next(self.file.ceiling[p] for p in (precision, *STAND_INS[precision]) if p in self.file.ceiling)
-        return rate * self.scale.arithmetic.get(precision, 1.0)
+        return self._measured_ceiling(precision) * self.scale.arithmetic.get(precision, 1.0)
+
+    def _measured_ceiling(self, precision: str) -> float:
+        return next(self.file.ceiling[p] for p in (precision, *STAND_INS[precision]) if p in self.file.ceiling)
 
     @property
     def memory_rate(self) -> float:
@@ -182,7 +184,7 @@ class Model:
     def _measured_expected(self, curve: Curve, waves: float) -> np.ndarray:
         """The same of a curve's points on the device that was measured."""
         flops, moved = amounts(curve.family, curve.variant, curve.precision, curve.shapes.T.astype(float))
-        arithmetic = flops / self.file.ceiling[curve.precision] if flops.any() else flops
+        arithmetic = flops / self._measured_ceiling(curve.precision) if flops.any() else flops
         if waves:
             products = [as_product(curve.family, curve.variant, shape) for shape in curve.shapes.tolist()]
             wasted = [1.0 if one is None else _wasted(one, self.file.processors) for one in products]
@@ -223,9 +225,12 @@ class Model:
 
 def describes(file: DeviceFile, device: Device) -> bool:
     """Whether a file is of this very device: not of another one, nor of what it would be with other rates."""
+    if device.file:  # which names it: then these are its rates, if nobody has changed them
+        return device.flops == file.ceiling | file.peak and device.memory_rate == (file.memory_peak or file.memory_rate)
     if file.device != device.name:
         return False
-    measured = any(source.startswith("measured") for source in device.sources.values())
+    rates = ("memory_rate", *(f"flops.{precision}" for precision in device.flops))
+    measured = any(device.sources.get(key, "").startswith("measured") for key in rates)
     same = all(file.peak.get(precision, rate) == rate for precision, rate in device.flops.items())
     return measured or (same and file.memory_peak in (0.0, device.memory_rate))
 
