@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from trainplan.errors import InputError, nearest
 
 FORMAT = 1  # one number for all our files; raised when an old reader would misunderstand a new file
+HEADER = ("trainplan", "format", "data")  # the keys of a file
 T = TypeVar("T")
 
 
@@ -145,6 +146,11 @@ def read(path: str | Path, what: str) -> Any:
             f"it has format {content.get('format')}, and this version reads {FORMAT}",
             f"making the {what} again",
         )
+    for key in content:
+        if key not in HEADER:
+            raise InputError(f"{path}.{key}", "there is no such key beside the data", nearest(key, HEADER))
+    if "data" not in content:
+        raise InputError(str(path), "the key 'data' is missing", f"making the {what} again")
     return content["data"]
 
 

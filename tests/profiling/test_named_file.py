@@ -22,7 +22,9 @@ from trainplan.profile.roofline import speed_of
 from .device_files import CEILING, MEMORY, PAPER
 from .device_files import paper as checked_paper
 
-paper = partial(checked_paper, checks=())  # how good a file is is told elsewhere, and takes its time
+# How good a file is takes its time to tell; one point is there, which is near the ceiling in fp32.
+FEW = tuple(c for c in checked_paper().checks if c.name == "product.nt.fp32")
+paper = partial(checked_paper, checks=FEW)
 GPT = "gpt:layers=1,hidden=64,heads=2,seq=16,vocab=64,batch=2"
 
 

@@ -16,12 +16,24 @@ from typing import Any
 import numpy as np
 
 from trainplan import files
+from trainplan.cluster import catalogue
 from trainplan.errors import InputError, nearest
 from trainplan.profile.device.families import DIMENSIONS, PRECISIONS, VARIANTS, amounts
-from trainplan.units import gb_per_s, percent, tflops
+from trainplan.units import gb_per_s, percent, seconds, tflops
 
 KIND = "device"
 TOLERANCE = 1.05  # a measured rate may be above a data sheet's by so much: clocks are boosted, sheets rounded
+SLICED = "under MPS"  # what `machine` says of a part of a GPU
+ROUNDED = 1.01  # points are written with four digits
+# What no device does, by a wide margin to what those that were measured do.
+SHORTEST_S = 1e-8  # an operator: calling it takes longer
+FEWER_FLOPS = 10.0  # times the ceiling: convolutions that need fewer than are counted (Winograd; seen: 2.9)
+FROM_CACHE = 100.0  # times the rate of memory: what caches hold (one core: 20)
+FROM_MEMORY = 2.0  # and what is larger than so many caches
+BEYOND_CACHES = 4
+# The highest rate of a file's own points is its ceiling, or the rate of its memory, within this.
+REACHED = 1.5
+STREAMS = {("copy", "contiguous"), ("elementwise", "add"), ("elementwise", "relu")}  # the rate of memory is theirs
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,8 @@ def _check(found: DeviceFile, where: str) -> None:
         "noise",
         "drift",
         "host_spread",
+        "skipped",
+        "host_rounds",
     )
     for name in counts:
         _not_negative(getattr(found, name), f"{where}.{name}")
@@ -175,8 +189,62 @@ def _check(found: DeviceFile, where: str) -> None:
         _not_negative(issue.forward_s, f"{where}.host.{family}.forward_s")
         _not_negative(issue.backward_s, f"{where}.host.{family}.backward_s")
     for table, curves in (("curves", found.curves), ("checks", found.checks)):
+        names: dict[str, int] = {}
         for number, curve in enumerate(curves):
-            _check_curve(curve, f"{where}.{table}[{number}]", found)
+            at = f"{where}.{table}[{number}]"
+            _check_curve(curve, at, found)
+            if curve.name in names:
+                why = f"{curve.name} is there already, as {table}[{names[curve.name]}]"
+                raise InputError(at, why, "one curve with the points of both")
+            names[curve.name] = number
+    _check_against_catalogue(found, where)
+    _check_rates(found, where)
+
+
+def _check_against_catalogue(found: DeviceFile, where: str) -> None:
+    """What the catalogue knows of a device of that name is true of this one, too."""
+    if not catalogue.has("device", found.device):
+        return
+    known = catalogue.device(found.device)
+    part = SLICED in found.machine and found.processors < known.processors
+    if known.processors and found.processors != known.processors and not part:
+        why = f"{found.processors}, and {known.name} has {known.processors}, or fewer where the machine is a slice"
+        raise InputError(f"{where}.processors", f"{why} {SLICED}", "another name of the device")
+    if any(found.capability) and found.capability != known.capability:
+        have, expected = (".".join(map(str, pair)) for pair in (found.capability, known.capability))
+        why = f"{have}, and that of {known.name} is {expected if any(known.capability) else 'none'}"
+        raise InputError(f"{where}.capability", why, "another name of the device")
+
+
+def _check_rates(found: DeviceFile, where: str) -> None:
+    """Its rates are those of its points: a number that no point comes near was not measured."""
+    if not found.curves:
+        raise InputError(f"{where}.curves", "there are none, so nothing was measured", "measuring the device again")
+    every = (*found.curves, *found.checks)
+    shortest = min(float(curve.seconds.min()) for curve in every)
+    if found.floor_s > shortest * ROUNDED:
+        why = f"{seconds(found.floor_s)}: no kernel takes less, but a point has {seconds(shortest)}"
+        raise InputError(f"{where}.floor_s", why, f"{shortest:g}")
+    for precision, rate in found.ceiling.items():
+        products = [c for c in every if (c.family, c.precision) == ("product", precision)]
+        best = max((float((_amounts(c)[0] / c.seconds).max()) for c in products), default=0.0)
+        if rate > best * REACHED:
+            said = f"{tflops(best)} is the highest rate of its products" if best else "it has no product of that kind"
+            raise InputError(
+                f"{where}.ceiling.{precision}", f"{tflops(rate)}, but {said}", "measuring the device again"
+            )
+    streams = [c for c in every if (c.family, c.variant) in STREAMS]
+    best = max((float((_amounts(c)[1] / c.seconds).max()) for c in streams), default=0.0)
+    if found.memory_rate > best * REACHED:
+        said = f"{gb_per_s(best)} is the highest rate of its copies and sums" if best else "it has no copies or sums"
+        why = f"{gb_per_s(found.memory_rate)}, but {said}"
+        raise InputError(f"{where}.memory_rate", why, "measuring the device again")
+
+
+def _amounts(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """FLOPs and bytes of the points of a curve."""
+    flops, moved = amounts(curve.family, curve.variant, curve.precision, curve.shapes.T.astype(float))
+    return flops, moved
 
 
 def _check_curve(curve: Curve, where: str, of: DeviceFile) -> None:
@@ -187,24 +255,46 @@ def _check_curve(curve: Curve, where: str, of: DeviceFile) -> None:
     if not curve.points:
         raise InputError(f"{where}.points", "a curve has at least one point", "leaving it out")
     for number, text in enumerate(curve.points):
-        *sizes, seconds = text.split() or [""]
+        *sizes, last = text.split() or [""]
         if len(sizes) != size or not all(word.isdigit() and word != "0" for word in sizes):
             at, why = f"{where}.points[{number}]", f"{text!r}: {size} sizes and the seconds were expected"
             raise InputError(at, why, "1 64 64 64 2.3e-06")
         try:
-            taken = float(seconds)
+            taken = float(last)
         except ValueError:
-            why = f"{seconds!r} is not a number of seconds"
+            why = f"{last!r} is not a number of seconds"
             raise InputError(f"{where}.points[{number}]", why, "2.3e-06") from None
         if not 0 < taken < inf:
             _positive(taken, f"{where}.points[{number}]")
-    ceiling = of.ceiling.get(curve.precision)
-    if curve.family == "product" and ceiling is not None:
-        flops, _ = amounts(curve.family, curve.variant, curve.precision, curve.shapes.T.astype(float))
-        rates = flops / curve.seconds
-        if rates.max() > ceiling * 1.01:
-            why = f"{percent(rates.max() / ceiling)} of the ceiling, which is the highest rate of any product"
-            raise InputError(f"{where}.points[{rates.argmax()}]", why, "measuring the device again")
+    _check_points(curve, where, of)
+
+
+def _check_points(curve: Curve, where: str, of: DeviceFile) -> None:
+    """No point is faster than the device's arithmetic and memory allow."""
+    flops, moved = _amounts(curve)
+
+    def refuse(most: np.ndarray | float, rates: np.ndarray, what: str) -> None:
+        if (rates > most).any():
+            at = int(np.argmax(rates / most))
+            limit = float(np.broadcast_to(most, rates.shape)[at])
+            why = f"{curve.points[at]!r} has {percent(rates[at] / limit)} of {what}"
+            raise InputError(f"{where}.points[{at}]", why, "measuring the device again")
+
+    if curve.seconds.min() < SHORTEST_S:
+        at = int(curve.seconds.argmin())
+        why = f"{curve.points[at]!r}: calling an operator alone takes more than {SHORTEST_S:g} s"
+        raise InputError(f"{where}.points[{at}]", why, "measuring the device again")
+    ceiling = of.ceiling.get(curve.precision, max(of.ceiling.values()))
+    if curve.family == "product":
+        if curve.precision in of.ceiling:
+            refuse(ceiling * ROUNDED, flops / curve.seconds, "the ceiling, which is the highest rate of any product")
+    elif flops.any():
+        what = f"{FEWER_FLOPS:g} times the ceiling of {tflops(ceiling)}"
+        refuse(ceiling * FEWER_FLOPS, flops / curve.seconds, what)
+    else:
+        times = np.where(moved > BEYOND_CACHES * of.cache_bytes, FROM_MEMORY, FROM_CACHE)
+        what = f"{FROM_MEMORY:g} times the memory, {gb_per_s(of.memory_rate)}, or {FROM_CACHE:g} times out of a cache"
+        refuse(times * of.memory_rate, moved / curve.seconds, what)
 
 
 def _positive(value: float, where: str) -> None:

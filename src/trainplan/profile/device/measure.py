@@ -25,7 +25,7 @@ from trainplan.errors import InputError, RunError
 from trainplan.profile import machine
 from trainplan.profile.device import issue, load
 from trainplan.profile.device.families import ARITHMETIC, VARIANTS
-from trainplan.profile.device.file import TOLERANCE, Curve, DeviceFile, point
+from trainplan.profile.device.file import SLICED, STREAMS, TOLERANCE, Curve, DeviceFile, point
 from trainplan.profile.device.grid import Case, cases
 from trainplan.profile.device.kernels import arithmetic, work
 from trainplan.profile.device.load import times
@@ -43,7 +43,6 @@ MOST_CALLS = 20
 LONGEST = 1 / 10_000  # of the time, that one call may take: larger shapes are left out
 SAVED_EVERY_S = 20.0
 LOOK_EVERY_S = 1.0
-STREAMS = {("copy", "contiguous"), ("elementwise", "add"), ("elementwise", "relu")}  # the rate of memory is theirs
 HOST_ROUNDS = 24  # readings of the host's lane, in the time that there is
 STRIKES = 2  # errors after which a curve is given up
 LOOKS = 3  # runs of the reference for one reading of it
@@ -367,4 +366,4 @@ def _cache_bytes(device: torch.device) -> int:
 
 def _words(device: torch.device) -> str:
     share = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") if device.type == "cuda" else None
-    return machine.describe(device) + (f", a slice of {share} % under MPS" if share else "")
+    return machine.describe(device) + (f", a slice of {share} % {SLICED}" if share else "")
