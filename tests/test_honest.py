@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import trainplan
+from capture.verified import captured_and_verified
 from search.models import model
 from trainplan import api, cli, files
 from trainplan.cluster.parse import cluster
@@ -16,7 +17,6 @@ from trainplan.errors import InputError, ModelError
 from trainplan.plan.plan import plan
 from trainplan.predict.predict import predict
 from trainplan.profile.capture.captured import capture
-from trainplan.profile.capture.verify import captured_and_verified
 from trainplan.profile.structure import structure
 from trainplan.workload.load import load
 from trainplan.workload.workload import Loss

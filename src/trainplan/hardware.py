@@ -12,6 +12,7 @@ from trainplan.situation import made_in_python, parts
 
 if TYPE_CHECKING:
     from trainplan.cluster.cluster import Device
+    from trainplan.profile.device.file import DeviceFile
     from trainplan.profile.device.model import Model
     from trainplan.report.device import MeasuredDevice
     from trainplan.report.roofline import Roofline
@@ -34,10 +35,10 @@ def device(
     from trainplan.report.device import MeasuredDevice
 
     if action == "show":
-        found, path = _file(name)
+        found, path, scaled_to = _file(name)
         if output:
             found.save(output)
-        return MeasuredDevice(found, output or path)
+        return MeasuredDevice(found, output or path, scaled_to)
     if action != "measure":
         raise InputError(f"device {action}", "a device can be shown or measured", nearest(action, ("show", "measure")))
     if name:
@@ -58,25 +59,35 @@ def device(
     return MeasuredDevice(found, path)
 
 
-def _file(name: str) -> Any:
-    """The device file that is meant, and where it is."""
+def _file(name: str) -> tuple[DeviceFile, str, str]:
+    """The device file that is meant, where it is, and which device is scaled from it, where it has none of its own."""
+    from trainplan.cluster import catalogue
     from trainplan.profile.device.file import DeviceFile
-    from trainplan.profile.device.known import own, packaged, place_of
+    from trainplan.profile.device.known import model_of, own, packaged, place_of
 
     if name.endswith(".json"):
-        return DeviceFile.load(name), name
+        return DeviceFile.load(name), name, ""
     known = {file.device: file for file in (*packaged(), *own())}
     by_lower = {file.lower(): file for file in known}
+    asked = f"device show {name}".strip()
     if not known:
         why = "no device has been measured here, and none comes with this version"
-        raise InputError(f"device show {name}".strip(), why, "trainplan device measure")
+        raise InputError(asked, why, "trainplan device measure")
     if not name and len(known) == 1:
         name = next(iter(known))
-    if name.lower() not in by_lower:
-        raise InputError(f"device show {name}".strip(), "there is no file of such a device", nearest(name, known))
-    found = known[by_lower[name.lower()]]
-    path = place_of(found.device)
-    return found, str(path) if path.is_file() else ""
+    if name.lower() in by_lower:
+        found = known[by_lower[name.lower()]]
+        path = place_of(found.device)
+        return found, str(path) if path.is_file() else "", ""
+    if not catalogue.has("device", name):
+        names = dict.fromkeys((*known, *catalogue.names("device")))
+        raise InputError(asked, "there is no such device in the catalogue, and no file of it", nearest(name, names))
+    there = catalogue.device(name)
+    model = model_of(there, measured_here=True)
+    if model is None:
+        why = f"there is no file of {there.name}, nor of a device like it: estimates are by its data sheet"
+        raise InputError(asked, why, "trainplan device measure, where there is one")
+    return model.file, "", there.name
 
 
 def roofline(

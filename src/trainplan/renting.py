@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainplan.errors import InputError
-from trainplan.situation import Changes, parts, situation
+from trainplan.situation import Changes, has_profile, parts, refuse_fixed, situation
 
 if TYPE_CHECKING:
     from trainplan.cluster.cluster import Cluster
@@ -59,6 +59,7 @@ def budget(
             device = cluster.device(0).name
             if device not in known:
                 known[device] = situation(model, cluster, batch, profile, (), False, given).profile
+                refuse_fixed(known[device], set, saved=has_profile(model, profile))
             there.append((known[device], cluster))
         found = market(there, batch or there[0][0].batch, wishes, top, report)
     following = []

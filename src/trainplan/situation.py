@@ -41,8 +41,12 @@ def cluster_for(cluster: str | Cluster, set: Changes = (), refresh: bool = False
     if isinstance(cluster, str):
         with progress() as report:
             cluster = parse(cluster, progress=report, refresh=refresh)
-    changes = dict(set) if isinstance(set, Mapping) else dict(_change(word) for word in set)
+    changes = _changes(set)
     return with_overrides(cluster, changes) if changes else cluster
+
+
+def _changes(set: Changes) -> dict[str, str]:
+    return dict(set) if isinstance(set, Mapping) else dict(_change(word) for word in set)
 
 
 def _change(word: str) -> tuple[str, str]:
@@ -50,6 +54,23 @@ def _change(word: str) -> tuple[str, str]:
     if not equals or not value:
         raise InputError(f"--set {word}", "a change has the form KEY=VALUE", "--set link=25GB/s")
     return key.strip(), value.strip()
+
+
+def refuse_fixed(profile: Profile, set: Changes, saved: bool) -> None:
+    """Refuse changes that a profile does not follow: seconds that were measured, or saved, are of the device as it was.
+
+    What is priced anew for every plan (links, memory, prices …) may change with any profile.
+    """
+    from trainplan.cluster.overrides import OF_PASSES
+
+    changes = _changes(set)
+    for key in changes:
+        if key in OF_PASSES and (saved or profile.kind == "measured"):
+            how = "saved" if saved else "measured here"
+            why = f"the profile's seconds on {profile.device} were {how}, and would not change with it"
+            name = profile.workload or "the model"
+            instead = f"{name} by its name, not its profile, on a device that is not here (--cluster 1xA100-80)"
+            raise InputError(f"--set {key}={changes[key]}", why, instead)
 
 
 def profile_for(
@@ -128,7 +149,7 @@ def situation(
     if batch is not None and batch < 1:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
     known: Any = profile
-    if known is None and (isinstance(model, Profile) or is_profile(model)):
+    if known is None and has_profile(model, None):
         known = model
     if known is not None and given:
         why = "a profile was made with inputs, loss and optimizer, and cannot take others"
@@ -140,8 +161,10 @@ def situation(
         name = model if isinstance(model, str) and known is not model else found.workload
         if _head(name) != _head(found.workload):
             raise InputError(f"--profile of {found.workload}", f"the model is {name}", "its own profile, or neither")
+        refuse_fixed(found, set, saved=True)
         return Situation(name, found, there, batch or found.batch)
     found = profile_for(made or model, there, batch, compile=compile)
+    refuse_fixed(found, set, saved=False)
     return Situation(found.workload, found, there, batch or found.batch, made)
 
 
@@ -171,6 +194,13 @@ def made_in_python(model: Any, given: Mapping[str, Any] = {}, runs: bool = False
         why = f"what the name {made.name!r} stands for there is not this one"
         raise _stays(f"{made.name}, with parts that were given in Python", why)
     return made
+
+
+def has_profile(model: Any, profile: Any) -> bool:
+    """Whether a profile was given, instead of the model or beside it."""
+    from trainplan.profile.profile import Profile
+
+    return profile is not None or isinstance(model, Profile) or is_profile(model)
 
 
 def is_profile(model: Any) -> bool:

@@ -99,7 +99,7 @@ def _methods(
     from trainplan.report.influence import Influences
     from trainplan.report.lines import command
     from trainplan.report.progress import progress
-    from trainplan.situation import cluster_for, profile_for
+    from trainplan.situation import cluster_for, profile_for, refuse_fixed
     from trainplan.study.influence import influences
 
     names, counts = _models(models), _counts(workers)
@@ -112,6 +112,7 @@ def _methods(
         raise InputError("study methods with --steps or --picture", "it counts, and runs nothing", "leaving them out")
     there = cluster_for(f"{counts[0]}x{device}", set)
     profile = profile_for(models, there, batch)
+    refuse_fixed(profile, set, saved=False)
     with progress() as report:
         found = tuple(influences(profile, there, batch, report))
     changes = [f"{key}={value}" for key, value in set.items()] if isinstance(set, Mapping) else list(set)

@@ -33,7 +33,7 @@ _FLOPS = {"": 1.0, "FLOP/s": 1.0, "GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
 
-def _parse(text: str | float, table: Mapping[str, float], what: str, example: str) -> float:
+def _parse(text: str | float, table: Mapping[str, float], what: str, example: str, positive: bool = False) -> float:
     if isinstance(text, int | float) and not isinstance(text, bool):
         value, unit = float(text), ""
     else:
@@ -44,21 +44,23 @@ def _parse(text: str | float, table: Mapping[str, float], what: str, example: st
     if unit not in table:
         raise InputError(f"{what} {text!r}", f"unknown unit {unit!r}", f"a value such as {example}")
     result = value * table[unit]
-    if not math.isfinite(result) or result < 0:
-        raise InputError(f"{what} {text!r}", "it must be zero or more, and finite", example)
+    if not math.isfinite(result) or result < 0 or (positive and result == 0):
+        least = "more than zero" if positive else "zero or more"
+        raise InputError(f"{what} {text!r}", f"it must be {least}, and finite", example)
     return result
 
 
-def parse_bytes(text: str | float) -> int:
-    """Bytes from `12GiB`, `25MB` or a plain number of bytes."""
-    return round(_parse(text, _BYTES, "size", "12GiB"))
+def parse_bytes(text: str | float, positive: bool = False) -> int:
+    """Bytes from `12GiB`, `25MB` or a plain number of bytes; `positive`: none at all is refused."""
+    return round(_parse(text, _BYTES, "size", "12GiB", positive))
 
 
-def parse_rate(text: str | float) -> float:
-    """Bytes per second from `25GB/s`, `400Gb/s`, `10Gbit/s` or a plain number of bytes per second."""
+def parse_rate(text: str | float, positive: bool = False) -> float:
+    """Bytes per second from `25GB/s`, `400Gb/s`, `10Gbit/s` or a plain number of bytes per second; `positive`: none at
+    all is refused."""
     table = {f"{unit}/s" if unit else "": float(factor) for unit, factor in _BYTES.items()}
     table |= {f"{unit}/s": factor / 8 for unit, factor in _BITS.items()}
-    return _parse(text, table, "rate", "25GB/s")
+    return _parse(text, table, "rate", "25GB/s", positive)
 
 
 def parse_seconds(text: str | float) -> float:
@@ -67,8 +69,8 @@ def parse_seconds(text: str | float) -> float:
 
 
 def parse_flops(text: str | float) -> float:
-    """FLOP per second from `312TFLOP/s` or a plain number."""
-    return _parse(text, _FLOPS, "speed", "312TFLOP/s")
+    """FLOP per second from `312TFLOP/s` or a plain number; none at all is refused."""
+    return _parse(text, _FLOPS, "speed", "312TFLOP/s", positive=True)
 
 
 def significant(value: float, digits: int = 3) -> str:

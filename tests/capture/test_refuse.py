@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from trainplan.errors import ModelError
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.tensors import values_of
-from trainplan.profile.capture.verify import captured_and_verified, verify
+from trainplan.profile.capture.verify import verify
 from trainplan.workload.workload import Batch, Loss
+
+from .verified import captured_and_verified
 
 BATCH = Batch(4, (torch.randn(4, 6),), {}, torch.randint(0, 6, (4,)))
 LOSS = Loss(nn.functional.cross_entropy, lambda batch: batch.samples)

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainplan.profile.capture.captured import capture
-from trainplan.profile.capture.verify import captured_and_verified
 from trainplan.workload.workload import Batch, Loss
+
+from .verified import captured_and_verified
 
 BATCH = Batch(3, (torch.randn(3, 4),), {}, torch.randint(0, 4, (3,)))
 LOSS = Loss(F.cross_entropy, lambda batch: batch.samples)

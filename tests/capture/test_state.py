@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from trainplan.errors import ModelError
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.state import kept, python_state
-from trainplan.profile.capture.verify import captured_and_verified, verify
+from trainplan.profile.capture.verify import verify
 from trainplan.workload.workload import Batch, Loss
 
 from .test_refuse import Net
+from .verified import captured_and_verified
 
 BATCH = Batch(4, (torch.randn(4, 6),), {}, torch.randint(0, 6, (4,)))
 LOSS = Loss(nn.functional.cross_entropy, lambda batch: batch.samples)

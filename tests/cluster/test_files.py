@@ -169,3 +169,12 @@ def test_the_example_in_the_documentation_is_a_cluster():
     example = "\n".join(line[4:] for line in lines if line.startswith("    "))
     found = read_cluster(yaml.safe_load(example), "example")
     assert (found.world, found.price_per_hour(8)) == (21, 20)
+
+
+@pytest.mark.parametrize("key", ["memory", "memory_rate", "flops"])
+def test_a_device_that_has_or_does_nothing_is_refused(key):
+    for least in (0, -1):
+        value = {"fp32": least} if key == "flops" else least
+        node = {"devices": [{"device": "T4", key: value}]}
+        with pytest.raises(InputError, match="it must be more than zero"):
+            read_cluster({"nodes": [node]}, "lab.yaml")

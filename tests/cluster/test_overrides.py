@@ -60,7 +60,7 @@ def test_devices_and_prices():
         ("links", "25GB/s", "a cluster has no 'links' to change. Try link"),
         ("link", "25GiB", "unknown unit 'GiB'"),
         ("link", "0GB/s", "it must be more than zero"),
-        ("memory", "-1GiB", "it must be zero or more"),
+        ("memory", "-1GiB", "it must be more than zero"),
         ("memory", 0, "it must be more than zero"),
         ("network", "eth1000", "there is no such link in the catalogue. Try eth100"),
         ("price", "cheap", "it is not a number"),

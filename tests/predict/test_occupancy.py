@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from trainplan.cluster.catalogue import device
 from trainplan.cluster.parse import cluster
 from trainplan.plan.plan import plan
 from trainplan.predict.allocator import LARGE_SEGMENT, SMALL_SEGMENT, Allocator
-from trainplan.predict.occupancy import CUBLAS, CUBLAS_HOPPER, cut
+from trainplan.predict.occupancy import CUBLAS, CUBLAS_HOPPER, Pieces, cut, workspace_of
+from trainplan.predict.planned import planned
 from trainplan.predict.predict import predict
 from trainplan.profile.estimate import estimate
+from trainplan.program.ops import Value
 from trainplan.workload.load import load
 
 MIB = 2**20
@@ -142,6 +145,40 @@ def test_of_many_micro_batches_a_few_are_enough(profile, monkeypatch):
 
 def test_a_cpu_has_no_such_tools(profile):
     assert found(replace(profile, device="cpu"), "1xcpu").occupancy is None
+
+
+def test_what_cublas_keeps_goes_by_what_a_device_can_do():
+    sizes = {name: workspace_of(device(name)) for name in ("V100-16", "A100-80", "RTX4090", "H200", "B200")}
+    assert set(list(sizes.values())[:3]) == {CUBLAS}
+    assert sizes["H200"] == sizes["B200"] == CUBLAS_HOPPER
+    renamed = replace(device("H200"), name="own")
+    assert workspace_of(renamed) == workspace_of(replace(renamed, capability=(0, 0))) == CUBLAS_HOPPER
+
+
+def states_of(profile, **choices):
+    """The tensors of the optimizer's states, and the weights with as much of each state of the largest block."""
+    answer = predict(plan(blocks=len(profile.blocks), **choices), profile, cluster("1xA100-80"), batch=8, keep=True)
+    pieces = Pieces(answer.played, 0, planned(answer.plan, profile, cluster("1xA100-80")))
+    return pieces.initial(Value.OPTIMIZER), pieces.largest_unit
+
+
+def test_states_are_as_wide_as_weights_or_in_32_bits_beside_lowered_ones(profile):
+    """Two states of Adam: in 32 bits, all in bf16, and lowered to bf16 with a copy of the weights in 32 bits."""
+    counts = sorted(p.count for p in profile.parameters)
+    largest = max(sum(p.count for p in profile.parameters if p.blocks[0] == b) for b in range(len(profile.blocks)))
+    narrow = replace(
+        profile,
+        parameters=tuple(replace(p, bytes=2 * p.count) for p in profile.parameters),
+        state_bytes_per_parameter=profile.state_bytes_per_parameter / 2,
+    )
+    for kind, choices, states, wide, weight in (
+        (profile, {}, 2, 4, 4), (narrow, {}, 2, 2, 2), (profile, {"precision": "bf16"}, 3, 4, 2),
+    ):  # fmt: skip
+        sizes, unit = states_of(kind, **choices)
+        expected = sorted(wide * count for count in counts for _ in range(states))
+        assert [size for size in sorted(sizes) if size in expected][-len(counts) :] == expected[-len(counts) :]
+        assert abs(len(sizes) - len(expected)) <= 1  # what is left over: counters of steps
+        assert unit == pytest.approx(largest * (weight + states * wide), rel=0.01)
 
 
 def test_a_value_is_cut_into_tensors():

@@ -7,15 +7,19 @@ import pytest
 
 from search.models import model
 from synthetic import chain
+from trainplan.cluster.catalogue import device
+from trainplan.cluster.overrides import with_overrides
 from trainplan.cluster.parse import cluster
 from trainplan.plan.plan import WORDS
 from trainplan.plan.text import parse
 from trainplan.predict.accuracy import Accuracy
 from trainplan.predict.predict import predict
+from trainplan.profile.estimate import estimate
 from trainplan.report.explain import _ORDERS, explain
 from trainplan.report.lines import error_line
 from trainplan.solve.resolve import resolve
 from trainplan.units import gib
+from trainplan.workload.load import load
 
 
 def explained(line, profile=None, where="2x2xTitanRTX", batch=16):
@@ -147,3 +151,16 @@ def test_known_errors_are_told_by_order_of_work():
         "error    1f1b: median 4%, worst 4% over 14 runs; gpipe: median 5%, worst 5% over 14 runs (two machines); "
         "terapipe has not been measured with such a profile"
     )
+
+
+def test_what_ranks_that_share_a_stage_exchange_is_named_and_all_of_them_are_listed():
+    profile = estimate(
+        load("gpt:layers=2,hidden=512,heads=8,seq=128,vocab=512,batch=8"), device("A100-80"), samples=[4]
+    )
+    slow, text = {"link": "1GB/s"}, "tp=2 dp=2"
+    there = with_overrides(cluster("4xA100-80"), slow)
+    prediction = predict(resolve(parse(text), profile, there, 8), profile, there, 8, keep=True)
+    found = explain(prediction, profile, there)
+    assert found.stages[0].ranks == (0, 1, 2, 3)
+    assert "exchanges inside passes over NVSwitch 1.00 GB/s" in found.time[-1]
+    assert "(none)" not in str(found)

@@ -127,3 +127,16 @@ def test_a_device_file_is_shown_and_used(tmp_path, monkeypatch):
     found = trainplan.roofline("gpt:layers=1,hidden=64,heads=2,seq=16,vocab=64", device=str(path), batch=2)
     assert "from its device file (measured 2026-01-02" in found.bounds.words
     assert found.bounds.peak_known
+
+
+def test_a_device_without_its_own_file_is_shown_as_what_it_is_scaled_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("trainplan.profile.device.known.packaged", lambda: (paper(checks=()),))
+    shown = trainplan.device("show", "a100-80")
+    assert "A100-80 has no file of its own, and is scaled from that of Paper by their data sheets" in str(shown)
+    assert "1,835 GB/s; 15.6 TFLOP/s fp32, 125 TFLOP/s tf32, 234 TFLOP/s bf16 at best; 108 processors" in str(shown)
+    assert shown.to_json()["scaled_to"] == "A100-80"
+    with pytest.raises(InputError, match=r"nor of a device like it: estimates are by its data sheet"):
+        trainplan.device("show", "TitanRTX")
+    with pytest.raises(InputError, match=r"no such device in the catalogue, and no file of it. Try H100-SXM"):
+        trainplan.device("show", "H100SXM")

@@ -20,7 +20,6 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.parse import cluster
 from trainplan.plan.text import parse
 from trainplan.predict.predict import Prediction, predict
-from trainplan.predict.thesis import in_one_process
 from trainplan.profile.estimate import estimate
 from trainplan.profile.profile import Profile
 from trainplan.solve.resolve import resolve
@@ -40,6 +39,22 @@ OUT_OF_MEMORY = ("resnet152", "highres")
 PCIE = (8e9, 11e9, 13e9)
 DAILY = ("vgg11", "mnist")  # the quickest to estimate
 HOROVOD = ("", " exchange=horovod")  # sums in buckets as backward goes, by DDP's rules and by Horovod's own
+
+
+def in_one_process(profile: Profile, devices: int, slower: float = 1.0) -> Profile:
+    """The profile of a rank among so many that are threads of one process, as torchgpipe's are: they hold one
+    interpreter, so forward passes (also those that are done again) are issued for all devices in turn. Autograd's own
+    threads, which go back, need no interpreter. `slower`: how much slower the host is than the profile's.
+    """
+    blocks = tuple(
+        replace(
+            block,
+            forward_issue_s=tuple(devices * slower * seconds for seconds in block.forward_issue_s),
+            backward_issue_s=tuple(slower * seconds for seconds in block.backward_issue_s),
+        )
+        for block in profile.blocks
+    )
+    return replace(profile, blocks=blocks)
 
 
 @cache

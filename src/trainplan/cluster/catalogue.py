@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any, Literal
 
@@ -197,9 +197,9 @@ def read_device(name: str, data: Any, where: str, base: Device | None = None) ->
         raise InputError(where, f"{name} is not in the catalogue, and these are missing: {needed}")
     return Device(
         name=name,
-        memory_bytes=number("memory", parse_bytes, base.memory_bytes if base else 0),
+        memory_bytes=number("memory", partial(parse_bytes, positive=True), base.memory_bytes if base else 0),
         flops=flops,
-        memory_rate=number("memory_rate", parse_rate, base.memory_rate if base else 0.0),
+        memory_rate=number("memory_rate", partial(parse_rate, positive=True), base.memory_rate if base else 0.0),
         host_rate=number("host_link", parse_rate, base.host_rate if base else 0.0),
         context_bytes=number("context", parse_bytes, base.context_bytes if base else 0),
         price_per_hour=number("price", reading.number, base.price_per_hour if base else 0.0),
@@ -250,7 +250,7 @@ def read_link(data: Any, where: str) -> Link:
     values: dict[str, Any] = {}
     said = {}
     for key, field, parse in (
-        ("rate", "rate", parse_rate),
+        ("rate", "rate", partial(parse_rate, positive=True)),
         ("latency", "latency_s", parse_seconds),
         ("message", "message_s", parse_seconds),
         ("reached", "reached", reading.share),
@@ -258,8 +258,6 @@ def read_link(data: Any, where: str) -> Link:
     ):
         if key in data:
             values[field], said[key] = reading.sourced(data[key], f"{where}.{key}", parse)
-    if values.get("rate") == 0:
-        raise InputError(f"{where}.rate", "a link that carries nothing", "leaving it out")
     if "name" in data:
         values["name"] = reading.text(data["name"], f"{where}.name")
     if "shared" in data:

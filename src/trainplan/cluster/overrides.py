@@ -63,7 +63,7 @@ def _links(cluster: Cluster, change: Callable[[Link], Link], inside: bool = True
 
 def _rate(inside: bool, network: bool) -> Change:
     def change(cluster: Cluster, key: str, value: Value) -> Cluster:
-        rate = _positive(parse_rate(value), "25GB/s")
+        rate = parse_rate(value, positive=True)
         return _links(cluster, lambda link: replace(link, rate=rate, source=_given(link, "rate")), inside, network)
 
     return change
@@ -166,18 +166,12 @@ def _dispatch(cluster: Cluster, key: str, value: Value) -> Cluster:
     return replace(cluster, dispatch_s=parse_seconds(value))
 
 
-def _positive(value: float, example: str) -> float:
-    if value <= 0:
-        raise InputError(str(value), "it must be more than zero", example)
-    return value
-
-
 def _size(value: Value) -> int:
-    return int(_positive(parse_bytes(value), "16GiB"))
+    return parse_bytes(value, positive=True)
 
 
 def _speed(value: Value) -> float:
-    return _positive(parse_rate(value), "25GB/s")
+    return parse_rate(value, positive=True)
 
 
 def _number(value: Value) -> float:
@@ -218,3 +212,5 @@ KEYS: dict[str, tuple[str, Change]] = {
     "dispatch": ("host time of the engine for one operation", _dispatch),
     "backend": ("gloo, gloo-staged or nccl", _backend),
 }
+# Those that change how long a pass takes on a device, which is what a profile says.
+OF_PASSES = ("memory_rate",)

@@ -24,12 +24,14 @@ from trainplan.predict.allocator import Allocator, Block
 from trainplan.predict.clock import Played
 from trainplan.predict.memory import changes, in_flight
 from trainplan.profile.footprint import footprints
-from trainplan.profile.profile import Amount, Portion, Profile
+from trainplan.profile.profile import Amount, Parameter, Portion, Profile
+from trainplan.profile.variant import MASTER_BYTES, NARROW
 from trainplan.program.ops import Kind, Value
 
 # What cuBLAS keeps for a thread that multiplies: forward runs in one, backward in another (`CUBLAS_WORKSPACE_CONFIG`).
+# torch asks for the larger one from Hopper on, Blackwell too (`parseChosenWorkspaceSize` in its CublasHandlePool.cpp).
 CUBLAS, CUBLAS_HOPPER = 8_519_680, 32 * 2**20
-_HOPPER = ("H100", "H200", "H800", "GH200")
+HOPPER = (9, 0)
 AHEAD = 4  # micro-batches that are played beyond those that are in flight at once: then it only repeats itself
 FINEST = 200_000  # tensors that are played; beyond, values are taken whole
 
@@ -69,7 +71,7 @@ class Occupancy:
 def occupancy(played: Played, at: int, rank: int, plan: Plan, profile: Profile, device: Device) -> Occupancy:
     """The memory of the rank that is `at` a place of the program, and is called `rank` by the user."""
     pieces = Pieces(played, at, profile)
-    workspace = CUBLAS_HOPPER if device.name.startswith(_HOPPER) else CUBLAS
+    workspace = workspace_of(device)
     allocator = Allocator(max(0, device.memory_bytes - device.context_bytes))
     steps, between = _steps(played, at, pieces, allocator, workspace)
 
@@ -91,6 +93,11 @@ def occupancy(played: Played, at: int, rank: int, plan: Plan, profile: Profile, 
         saving=taken(max(saving[0], between), max(saving[1], later.reserved)),
         resuming=taken(*resuming),
     )
+
+
+def workspace_of(device: Device) -> int:
+    """Bytes that cuBLAS keeps for a thread; of a device of which nobody says what it is, as on an H200."""
+    return CUBLAS if (0, 0) < device.capability < HOPPER else CUBLAS_HOPPER
 
 
 _STATES = (Value.WEIGHTS, Value.OPTIMIZER, Value.BUFFERS, Value.GRADIENTS, Value.INPUT, Value.COMMUNICATION)
@@ -160,15 +167,33 @@ class Pieces:
     @cached_property
     def parameters(self) -> list[int]:
         """Bytes of the rank's weights, one by one."""
-        return [p.bytes for first, last in self.bounds for p in self.profile.parameters_of(first, last)]
+        return [p.bytes for p in self._parameters]
+
+    @cached_property
+    def states(self) -> list[int]:
+        """Bytes of the optimizer's states of them, one by one: each has as many numbers as its weight.
+
+        They are as wide as the weight, but where the optimizer keeps everything in 32 bits beside narrow weights.
+        """
+        each, found = self.profile.state_bytes_per_parameter, []
+        lowered = self.profile.varied and self.profile.precision in NARROW
+        for p in self._parameters:
+            wide = MASTER_BYTES if lowered else p.bytes / max(1, p.count)
+            found += [round(p.count * wide)] * max(1, round(each / max(1.0, wide)))
+        return found
+
+    @cached_property
+    def _parameters(self) -> list[Parameter]:
+        return [p for first, last in self.bounds for p in self.profile.parameters_of(first, last)]
 
     @cached_property
     def largest_unit(self) -> int:
         """Where states are shared out, they are saved unit by unit: a block's weights, and as much of each state."""
-        sizes: dict[int, int] = {}
+        sizes: dict[int, float] = {}
         for p in self.profile.parameters:
-            sizes[p.blocks[0]] = sizes.get(p.blocks[0], 0) + p.bytes
-        return round(max(sizes.values(), default=0) * (1 + self.profile.state_bytes_per_parameter / 4))
+            own = p.bytes + p.count * self.profile.state_bytes_per_parameter
+            sizes[p.blocks[0]] = sizes.get(p.blocks[0], 0.0) + own
+        return round(max(sizes.values(), default=0.0))
 
     @property
     def evaluation(self) -> list[int]:
@@ -192,8 +217,7 @@ class Pieces:
         if kind in (Value.WEIGHTS, Value.GRADIENTS):
             return cut(size, self.parameters)
         if kind == Value.OPTIMIZER:
-            states = max(1, round(self.profile.state_bytes_per_parameter / 4))
-            return cut(size, [size for size in self.parameters for _ in range(states)])
+            return cut(size, self.states)
         if not self.fine or maker < 0 or kind not in (Value.SAVED, Value.WORKSPACE):
             return [size]
         about = self.program.classes[self.program.cost[maker]]

@@ -30,10 +30,8 @@ are not alike, recomputation, what a tick costs however small it is, skip connec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from trainplan.errors import InputError
-from trainplan.profile.profile import Profile
 
 
 def horovod_seconds(
@@ -91,19 +89,3 @@ def link_seconds(latency_s: float, rate: float, bytes_per_sample: float, samples
     0.11
     """
     return latency_s + samples * bytes_per_sample / rate
-
-
-def in_one_process(profile: Profile, devices: int, slower: float = 1.0) -> Profile:
-    """The profile of a rank among so many that are threads of one process, as torchgpipe's are: they hold one
-    interpreter, so forward passes (also those that are done again) are issued for all devices in turn. Autograd's own
-    threads, which go back, need no interpreter. `slower`: how much slower the host is than the profile's.
-    """
-    blocks = tuple(
-        replace(
-            block,
-            forward_issue_s=tuple(devices * slower * seconds for seconds in block.forward_issue_s),
-            backward_issue_s=tuple(slower * seconds for seconds in block.backward_issue_s),
-        )
-        for block in profile.blocks
-    )
-    return replace(profile, blocks=blocks)

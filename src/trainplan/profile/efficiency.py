@@ -43,8 +43,11 @@ class Efficiency:
         for name in (f.name for f in fields(self)):
             value, most = getattr(self, name), CEILING.get(name)
             if value < 0 or (most is not None and not 0 < value <= most):
-                why = f"{value:g} is below 0" if most is None else f"{value:g} is beyond the {most:g} that was measured"
-                raise InputError(f"efficiency {name}", why, f"{name}={most if most and value > 0 else 0}")
+                if value > 0:
+                    why = f"{value:g} is beyond the {most:g} that was measured"
+                else:
+                    why = f"{value:g} is below 0" if most is None else f"{value:g}: a share of the peak is above 0"
+                raise InputError(f"efficiency {name}", why, f"{name}={most or 0:g}")
 
 
 def efficiency(device: Device) -> Efficiency:

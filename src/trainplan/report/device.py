@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainplan import files
+from trainplan.cluster import catalogue
 from trainplan.profile.device.families import VARIANTS
 from trainplan.profile.device.file import Curve, DeviceFile
 from trainplan.profile.device.model import Model
@@ -20,11 +21,13 @@ class MeasuredDevice:
 
     file: DeviceFile
     path: str = ""
+    scaled_to: str = ""  # the device that was asked for, where it has no file of its own and is scaled from this one
 
     def __str__(self) -> str:
         f = self.file
         model = Model(f)
         lines = [
+            *([_scaled(self.scaled_to, f)] if self.scaled_to else []),
             f"{f.device}: {f.machine}",
             f"measured {f.made} in {seconds(f.seconds)}, {_versions(f)}{'' if f.whole else ', cut short'}",
             f"noise    {percent(f.noise)} between readings of a point, {percent(f.drift)} drift of the reference",
@@ -48,7 +51,19 @@ class MeasuredDevice:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        return {"path": self.path, "error": Model(self.file).error, "file": files.to_json(self.file)}
+        said = {"scaled_to": self.scaled_to} if self.scaled_to else {}
+        return said | {"path": self.path, "error": Model(self.file).error, "file": files.to_json(self.file)}
+
+
+def _scaled(name: str, f: DeviceFile) -> str:
+    """How estimates of a device come out of the file of another."""
+    model = Model(f, catalogue.device(name))
+    rates = ", ".join(f"{tflops(model.ceiling(precision))} {precision}" for precision in f.ceiling)
+    within = f", within {percent(model.error)} (median)" if model.error is not None else ""
+    return (
+        f"{name} has no file of its own, and is scaled from that of {f.device} by their data sheets{within}: "
+        f"{gb_per_s(model.memory_rate)}; {rates} at best; {model.processors} processors. The file of {f.device}:"
+    )
 
 
 def _row(f: DeviceFile, family: str, error: float | None) -> list[str] | None:

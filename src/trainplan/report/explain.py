@@ -51,7 +51,7 @@ class StageView:
     """One stage, and the ranks that hold it."""
 
     stage: int
-    ranks: tuple[int, ...]  # one for each replica
+    ranks: tuple[int, ...]  # of all replicas, and of all that share one of them
     blocks: tuple[int, int]  # first ≤ b < last
     names: str  # of the first and the last of them
     parameters: int
@@ -150,7 +150,8 @@ def _stage(prediction: Prediction, layout: Layout, cluster: Cluster, stage: int)
         f"{profile.blocks[first].name} … {profile.blocks[last - 1].name}"
     )  # fmt: skip
     return StageView(
-        stage=stage, ranks=ranks, blocks=(first, last), names=names,
+        stage=stage, ranks=tuple(rank for leader in ranks for rank in plan.slicers(leader)), blocks=(first, last),
+        names=names,
         parameters=sum(p.count for p in profile.parameters_of(first, last)), forward_s=forward,
         backward_s=profile.total("backward_s", first, last, samples), backward_parts_s=_parts(layout, stage, samples),
         recompute_s=forward if layout.recomputes else 0.0, update_s=profile.update_s(first, last),

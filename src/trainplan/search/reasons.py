@@ -121,6 +121,10 @@ def _traffic(p: Prediction, profile: Profile, cluster: Cluster) -> str:
     if plan.pp > 1:
         link = _slowest(cluster, [(plan.rank(0, stage), plan.rank(0, stage + 1)) for stage in range(plan.depth - 1)])
         words.append(f"activations between stages over {link.name} {gb_per_s(link.rate)}")
+    if plan.tp > 1:
+        groups = [plan.slicers(rank) for rank in plan.leaders]
+        link = _slowest(cluster, [pair for ranks in groups for pair in zip(ranks, (*ranks[1:], ranks[0]), strict=True)])
+        words.append(f"exchanges inside passes over {link.name} {gb_per_s(link.rate)}")
     if plan.preload != "given":
         inputs = sum(micro_batches(plan, p.batch)[0]) * profile.input_bytes_per_sample
         words.append(f"{gib(round(inputs))} of inputs from the host")

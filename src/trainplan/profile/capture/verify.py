@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from trainplan.errors import ModelError
-from trainplan.profile.capture.captured import Captured, capture
+from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.capture.state import CALLS, State, kept, python_state, settled
 from trainplan.profile.capture.tensors import entries_of, put, replaced, values_of
@@ -35,14 +35,6 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torc
 # Gradients that are zero but for rounding (a bias before batch norm) are measured against the largest gradient of the
 # model instead, times this.
 FLOOR = 1e-2
-
-
-def captured_and_verified(
-    model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, **options: Any
-) -> tuple[Captured, float]:
-    """Capture a model, verify the capture, and say how far it is from eager (0.0: bitwise equal)."""
-    captured = capture(model, batch, loss, **options)
-    return captured, verify(captured, model, batch, loss, seed)
 
 
 def verify(captured: Captured, model: nn.Module, batch: Batch, loss: Loss, seed: int = 0) -> float:
