@@ -37,6 +37,20 @@ def test_rings_switches_and_nodes():
     )
 
 
+@pytest.mark.parametrize(("nodes", "deep"), [(2, 1), (3, 2), (8, 3), (64, 6)])
+def test_few_bytes_go_up_and_down_a_tree_of_nodes_and_many_around_a_ring(nodes, deep):
+    where = cluster(f"{nodes}x8xA100-80")
+    everybody, network = tuple(range(8 * nodes)), where.nodes[0].network
+    few = nccl.all_reduce(where, everybody, 4096)
+    rate = min(0.95 * 8 * network.rate, 0.78 * 300e9)
+    tree = 2 * deep * network.latency_s + 2 * 4096 / (0.92 * rate)
+    assert few == pytest.approx(nccl._lie(where, everybody).lead(4096) + tree, rel=1e-3)  # a ring of three has as many
+    around = 2 * (8 * nodes - 1) / (8 * nodes) * LARGE / rate
+    assert nccl.all_reduce(where, everybody, LARGE) == pytest.approx(around, rel=0.03)
+    curve = [nccl.all_reduce(where, everybody, 2**k) for k in range(8, 34)]
+    assert curve == sorted(curve)
+
+
 def test_more_bytes_and_more_ranks_never_take_less():
     a100 = cluster("8xA100-80")
     for ranks in range(2, 9):

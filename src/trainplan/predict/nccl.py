@@ -4,11 +4,14 @@ A collective takes a lead, which does not depend on its bytes once there are som
 
     ring       2 (n − 1)/n · B / (reached · rate)       reached: 0.76 to 0.82 of NVLink's rate from Ampere to Blackwell
     in switch  B / (in_switch · rate)                   NVLS: the switch adds up, everybody sends and gets B once
-    nodes      a ring through all nodes uses all their cards: the slower of what leaves a node and what stays inside
+    nodes      a ring through all nodes uses all their cards: the slower of what leaves a node and what stays inside.
+               Its 2 (nodes − 1) latencies are more than a sum of few bytes takes otherwise
+    tree       of nodes: 2 B / (0.92 · the ring's rate), and 2 log₂(nodes) latencies (two trees, each of half of the
+               bytes, in which everybody is a leaf of one; as NCCL's own model of itself has it, graph/tuning.cc)
 
-NCCL takes the faster of ring and switch. Lead and ramp are of nccl-tests on 8 A100 (stas00/ml-engineering@744d01e) and
-of vTrain's table for 2 to 8 A100 (VIA-Research/vTrain@f8dda84): about 40 µs for a few kilobytes, and 20 + 6 n µs from a
-megabyte on, growing by another 25 µs up to 8 MiB.
+NCCL takes the fastest of these for sums; gatherings and scatterings go around rings. Lead and ramp are of nccl-tests on
+8 A100 (stas00/ml-engineering@744d01e) and of vTrain's table for 2 to 8 A100 (VIA-Research/vTrain@f8dda84): about 40 µs
+for a few kilobytes, and 20 + 6 n µs from a megabyte on, growing by another 25 µs up to 8 MiB.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ FEW_S = 38e-6  # a call with next to no bytes
 CALL_S, RANK_S = 20e-6, 6e-6  # a call from a megabyte on, and for each rank
 RAMP_S = 25e-6
 PAIR = 0.86  # two ranks use fewer channels: of the rate that more of them reach
+TREE = 0.92  # of the rate of a ring
 CARDS = 0.95  # share of the network cards' rate (B200 4 × 8 on EFA 0.95, A100 3 × 8 on HDR 0.96)
 _MIB = 2**20
 
@@ -38,7 +42,9 @@ def all_reduce(cluster: Cluster, members: tuple[int, ...], size: float) -> float
     if lie is None:
         return None
     seconds = 2 * (lie.ranks - 1) / lie.ranks * size / lie.ring
-    if lie.inside.in_switch and lie.nodes == 1:
+    if lie.nodes > 1:
+        return lie.lead(size) + min(lie.around + seconds, lie.up_and_down + 2 * size / (TREE * lie.ring))
+    if lie.inside.in_switch:
         seconds = min(seconds, size / (lie.inside.in_switch * lie.inside.rate))
     return lie.lead(size) + seconds
 
@@ -48,7 +54,7 @@ def shared_out(cluster: Cluster, members: tuple[int, ...], size: float) -> float
     lie = _lie(cluster, members)
     if lie is None:
         return None
-    return lie.lead(size) / 2 + (lie.ranks - 1) / lie.ranks * size / lie.ring
+    return (lie.lead(size) + lie.around) / 2 + (lie.ranks - 1) / lie.ranks * size / lie.ring
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,19 @@ class Lie:
     ring: float  # bytes a second: those inside nodes, or those that leave one over all its members' cards
 
     def lead(self, size: float) -> float:
-        """Seconds of a collective beside those of its bytes at the full rate."""
+        """Seconds of a collective beside those of its bytes at the full rate, and of latencies between nodes."""
         much = max(FEW_S, CALL_S + RANK_S * self.most)
-        found = FEW_S + (much - FEW_S) * min(1.0, size / _MIB) + RAMP_S * min(1.0, size / (8 * _MIB))
-        return found + (2 * (self.nodes - 1) * self.network.latency_s if self.network is not None else 0.0)
+        return FEW_S + (much - FEW_S) * min(1.0, size / _MIB) + RAMP_S * min(1.0, size / (8 * _MIB))
+
+    @property
+    def around(self) -> float:
+        """Latencies of a ring through all nodes, twice around."""
+        return 2 * (self.nodes - 1) * self.network.latency_s if self.network is not None else 0.0
+
+    @property
+    def up_and_down(self) -> float:
+        """Latencies of a tree of all nodes."""
+        return 2 * (self.nodes - 1).bit_length() * self.network.latency_s if self.network is not None else 0.0
 
 
 def _lie(cluster: Cluster, members: tuple[int, ...]) -> Lie | None:
