@@ -52,10 +52,9 @@ def accuracy(name: str) -> str:
         )
     for name, asked, why in data.get("failures", []):
         lines.append(f"| {name.partition(':layers')[0]} | `{asked}` | fails: {why} | | | | |")
-    errors = sorted(abs(row["error"]) for row in data["rows"])
-    floor = sorted(row["noise_floor"] for row in data["rows"])
-    middle, noise = errors[len(errors) // 2], floor[len(floor) // 2]
-    lines += ["", f"Median |error| {middle:.1%}, worst {errors[-1]:.1%}; median noise floor {noise:.1%}."]
+    errors = [abs(row["error"]) for row in data["rows"]]
+    noise = median(row["noise_floor"] for row in data["rows"])
+    lines += ["", f"Median |error| {median(errors):.1%}, worst {max(errors):.1%}; median noise floor {noise:.1%}."]
     return "\n".join(lines)
 
 

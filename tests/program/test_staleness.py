@@ -123,3 +123,20 @@ def test_large_parameters_load_all_servers_alike() -> None:
     assert all(piece.whole and piece.server == 0 for piece in deal(sizes, servers=1))
     assert idle(deal(sizes, servers=4, split=10**9), servers=4) == []
     assert idle(deal(sizes, servers=5, split=10**9), servers=5) == [4 * 9973 % 5]
+
+
+def test_who_is_the_fastest_is_told_among_those_who_are_still_there() -> None:
+    """Worker 2 was far ahead when it left: worker 0, the fastest of the others, gets credit as if it had never been."""
+    bound = (1, 5)
+    without, after = State(2), State(3)
+    for moment in range(40):
+        after.push(2, 0.01 * moment, (NO_END, NO_END))
+    after.lose(2, bound)
+    ahead = 0
+    for moment, worker in sorted([(1.0 * n, 0) for n in range(1, 12)] + [(2.6 * n, 1) for n in range(1, 5)]):
+        if without.waiting[worker]:
+            continue  # it has no weights to go on with
+        released = without.push(worker, moment, bound)
+        assert after.push(worker, moment, bound) == released
+        ahead += 0 in released and without.clock[0] - without.clock[1] > bound[0]
+    assert ahead  # by credit

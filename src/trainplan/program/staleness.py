@@ -100,7 +100,7 @@ def pushed(
     before[worker], last[worker] = last[worker], moment
     waiting[worker] = True
     lead = clock[worker] - _slowest(clock, alive)[1]
-    if credit[worker] == 0 and lead > lower and clock[worker] == clock.max():
+    if credit[worker] == 0 and lead > lower and clock[worker] == clock[alive].max():
         credit[worker] = extra(lower, upper, worker, clock, last, before, alive)
     released = np.zeros(len(clock), np.bool_)
     if credit[worker] > 0:
