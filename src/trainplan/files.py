@@ -59,6 +59,8 @@ def _convert(kind: Any, data: Any, where: str) -> Any:
         if not isinstance(data, list):
             raise InputError(where, f"a list was expected, found {data!r:.60}")
         if len(args) == 2 and args[1] is Ellipsis:
+            if args[0] is str and all(isinstance(item, str) for item in data):
+                return tuple(data)  # at once: device files have many thousands of them
             return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(data))
         if len(args) != len(data):
             raise InputError(where, f"{len(args)} items were expected, found {len(data)}")

@@ -1,13 +1,17 @@
-"""A quarter of an H200: what its own file says of whole models, against their profiles as measured on such a slice."""
+"""What files of devices say: of whole models on a quarter of an H200, against profiles as measured on such a slice; and
+of how good they are themselves."""
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from trainplan.cluster.catalogue import device
-from trainplan.profile.device.file import DeviceFile
-from trainplan.profile.device.model import Model
+from trainplan.files import to_json
+from trainplan.profile.device.file import DeviceFile, read
+from trainplan.profile.device.known import packaged
+from trainplan.profile.device.model import Model, looked_up
 from trainplan.profile.estimate import estimate
 from trainplan.profile.profile import Profile
 from trainplan.workload.load import load
@@ -33,3 +37,12 @@ def test_passes_of_models_on_a_slice_are_estimated_from_its_file(name, measured,
     assert made.total("forward_s", 0, len(made.blocks), largest) > 2 * whole.total(
         "forward_s", 0, len(whole.blocks), largest
     )
+
+
+@pytest.mark.parametrize("file", [*packaged(), DeviceFile.load(DATA / "devices" / "H200-quarter.json")])
+def test_what_a_file_knows_of_its_model_is_what_the_model_finds(file):
+    """If this fails, the model of devices has changed: `looked_up(file).save(path)`."""
+    assert read(to_json(file), file.device) == file  # which looks at every number, as it does of anybody's file
+    assert looked_up(file).found == pytest.approx(file.found)
+    fewer = replace(file, checks=file.checks[:3])
+    assert Model(fewer).error != pytest.approx(Model(file).error)  # of other points it is found anew

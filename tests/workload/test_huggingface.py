@@ -89,7 +89,9 @@ def test_parts_weighted_by_their_count_give_the_whole(name):
     counts = [workload.loss.count(part) for part in parts]
     assert sum(counts) == workload.loss.count(batch)
     mean = sum(forward(workload, model, part) * count for part, count in zip(parts, counts, strict=True)) / sum(counts)
-    torch.testing.assert_close(mean, whole, rtol=1e-9, atol=1e-9)
+    # Losses of text are computed in float32, whatever the model's numbers are.
+    close = 1e-9 if whole.dtype is torch.float64 else 1e-6
+    torch.testing.assert_close(mean, whole, rtol=close, atol=close)
 
 
 def test_a_causal_model_does_not_count_the_first_label():

@@ -42,10 +42,10 @@ def own() -> tuple[DeviceFile, ...]:
 
 @cache
 def packaged() -> tuple[DeviceFile, ...]:
-    """Those that come with the package."""
+    """Those that come with the package, whose numbers its tests have looked through."""
     folder = resources.files("trainplan.profile.device") / "files"
     found = [entry for entry in folder.iterdir() if entry.name.endswith(".json")] if folder.is_dir() else []
-    return tuple(DeviceFile.load(str(entry)) for entry in sorted(found, key=lambda entry: entry.name))
+    return tuple(DeviceFile.load(str(entry), known=True) for entry in sorted(found, key=lambda entry: entry.name))
 
 
 _models: dict[str, Model] = {}  # of the package's files and of those that devices name, by device

@@ -29,6 +29,7 @@ from trainplan.profile.device.file import SLICED, STREAMS, TOLERANCE, Curve, Dev
 from trainplan.profile.device.grid import Case, cases
 from trainplan.profile.device.kernels import arithmetic, work
 from trainplan.profile.device.load import times
+from trainplan.profile.device.model import looked_up
 from trainplan.profile.reference import Reference
 from trainplan.profile.timing import Clock, DeviceClock, Readings, Spent, clock_of
 from trainplan.units import tflops
@@ -128,7 +129,7 @@ def measure(
     if not _enough(session):
         why = "; ".join(f"{name}: {error}" for name, error in list(session.missing.items())[:3]) or "there was no time"
         raise RunError(f"measuring {at}", f"no product or no copy could be measured ({why})", "more --minutes")
-    found = assemble(session, whole=not session.dead)
+    found = looked_up(assemble(session, whole=not session.dead))
     if output is not None:
         found.save(output)
     say("done", 1.0)

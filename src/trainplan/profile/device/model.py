@@ -22,7 +22,7 @@ milliseconds, of which one operator is a small part; so it is known of a pass wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from math import ceil, exp, prod, sqrt
 from statistics import median
@@ -197,6 +197,8 @@ class Model:
     @cached_property
     def waves(self) -> float:
         """The share of the steps of waves that brings the model nearest to the points that it was not made of."""
+        if self._found:
+            return self._found["waves"]
         checks = [check for check in self.file.checks if check.family == "product"]
         errors = {share: self._errors(share, checks) for share in SHARES} if checks else {}
         return min(errors, key=lambda share: median(errors[share])) if errors and errors[0.0] else 1.0
@@ -219,8 +221,24 @@ class Model:
     @cached_property
     def error(self) -> float | None:
         """Median error on the points that the model was not made of; more where it is scaled; None: not known."""
+        more = SCALED_ERROR if self.scaled else 0.0
+        if self._found:
+            return self._found["error"] + more
         found = self._errors(self.waves, self.file.checks)
-        return median(found) + (SCALED_ERROR if self.scaled else 0.0) if found else None
+        return median(found) + more if found else None
+
+    @cached_property
+    def _found(self) -> dict[str, float]:
+        """What the file knows of these; nothing where it is of other points."""
+        return self.file.found if self.file.found.get("mark") == self.file.mark else {}
+
+
+def looked_up(file: DeviceFile) -> DeviceFile:
+    """The file with what the model makes of it written down."""
+    model = Model(replace(file, found={}))
+    if model.error is None:
+        return model.file
+    return replace(file, found={"mark": file.mark, "waves": model.waves, "error": model.error})
 
 
 def describes(file: DeviceFile, device: Device) -> bool:
