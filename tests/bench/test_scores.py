@@ -110,7 +110,8 @@ def test_the_same_program_under_two_names() -> None:
                     both = [r.row.measured_s if way == "raw" else r.measured_s for r in found]
                     apart[way].append(abs(log(both[0] / both[1])))
     assert len(apart["halves"]) > 15
-    assert mean(apart["halves"]) < min(mean(apart["kernel"]), mean(apart["raw"]))
+    assert mean(apart["halves"]) < 0.85 * mean(apart["raw"])
+    assert mean(apart["halves"]) < mean(apart["kernel"])
 
 
 def test_asynchronous_training_is_in_no_contest() -> None:

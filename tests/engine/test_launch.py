@@ -72,9 +72,11 @@ def test_a_failing_rank_stops_all_ranks(
         assert str(error.value).strip().endswith("ValueError: the user's loss went wrong")
     else:
         assert "rank 1 was killed (SIGKILL)" in str(error.value)
-        # The others are ended as soon as one has gone; one of them may have noticed before, and says so.
-        told = [line for line in str(error.value).splitlines() if line.startswith("rank-0: ")]
-        assert all(re.search(noticed, line) for line in told)
+        # The other one says what it noticed, unless torchrun was faster in ending it.
+        ended = "closing signal SIGTERM" in (tmp_path / "torchrun.log").read_text()
+        told = "rank-0: " in str(error.value)
+        assert told or ended
+        assert not told or re.search(noticed, str(error.value))
 
 
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])

@@ -31,8 +31,10 @@ CONFIGS = {
     },
 }  # fmt: skip
 MODELS = ["gpt:layers=2,hidden=16,heads=2,seq=12,vocab=40,dropout=0.1", *CONFIGS]
-# Llama computes its norms in float32 whatever it is given, and GPT-2 its loss, so the order of additions shows.
-TOLERANCE = {"llama": 1e-5, "gpt2": 1e-5}
+# Llama computes its norms in float32 whatever it is given, and GPT-2 its loss, so the order of additions shows: in the
+# loss itself, but hardly in the weights.
+TOLERANCE = {"llama": 1e-5}
+LOSSES = TOLERANCE | {"gpt2": 1e-6}
 
 
 @cache
@@ -67,8 +69,9 @@ def test_a_real_model_on_two_processes(name: str, tmp_path: Path) -> None:
     batches = [workload.inputs(samples, step) for step in range(2)]
     want = train_alone(chosen, workload, captured, skeleton.materialise(None, 5), batches, 7)
     ranks = pool(2).run(train, text, chosen, samples)
+    losses = {"rtol": LOSSES.get(name, 1e-9), "atol": LOSSES.get(name, 1e-9) * 1e-2}
+    torch.testing.assert_close(ranks[1][0].losses, want.losses, **losses)
     close = {"rtol": TOLERANCE.get(name, 1e-9), "atol": TOLERANCE.get(name, 1e-9) * 1e-2}
-    torch.testing.assert_close(ranks[1][0].losses, want.losses, **close)
     for found, _ in ranks:
         for parameter, weight in found.weights.items():
             torch.testing.assert_close(weight, want.weights[parameter], **close)
