@@ -7,6 +7,7 @@ be refused: tracing drops its backward), so that the model is captured, cut, rec
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, partial
 from statistics import median
@@ -50,14 +51,16 @@ sleep, sleep_back = torch.ops.trainplan_tests.sleep.default, torch.ops.trainplan
 # Seconds that a block takes besides sleeping, which it sleeps less (backward half in either nap): found by `wake`.
 _spare = {"forward": 0.0, "backward": 0.0}
 _late: list[float] = []  # seconds by which the system woke us too late, every time
-_pace = {"times": 1.0}  # how many times as long this process sleeps: one of a slower device
+# How many times as long this process sleeps: one of a slower device; and a stretched one sleeps longer through copies,
+# too, as everybody else then does.
+_pace = {"times": 1.0, "stretch": 1.0}
 
 
 def _nap(x: Tensor, seconds: float, spare: float) -> Tensor:
     """What comes in, after so many seconds a sample."""
     if not seconds:
         return x.clone()
-    seconds *= len(x) * (x.shape[1] / TOKENS if x.dim() == 3 else 1) * _pace["times"]
+    seconds *= len(x) * (x.shape[1] / TOKENS if x.dim() == 3 else 1) * _pace["times"] * _pace["stretch"]
     until = time.perf_counter() + seconds - spare
     time.sleep(max(0.0, seconds - spare - SPIN))
     while (now := time.perf_counter()) < until:
@@ -149,9 +152,9 @@ def _captured(sequences: bool = False) -> tuple[Workload, Skeleton, Captured]:
     return job, skeleton, capture(skeleton.model, job.inputs(2, 0), job.loss, device="cpu")
 
 
-def _twice(milliseconds: float) -> tuple[float, float]:
+def _twice(milliseconds: float, stretch: float) -> tuple[float, float]:
     """Seconds for one sample, and for two."""
-    return milliseconds / 1e3, 2 * milliseconds / 1e3
+    return stretch * milliseconds / 1e3, stretch * 2 * milliseconds / 1e3
 
 
 @cache
@@ -162,13 +165,13 @@ def shape_of(sequences: bool = False) -> Profile:
 
 
 @cache
-def profile(sequences: bool = False) -> Profile:
-    """The model as it is, with exactly the seconds that its blocks sleep."""
+def profile(sequences: bool = False, stretch: float = 1.0) -> Profile:
+    """The model as it is, with exactly the seconds that its blocks sleep: so many times as long as is written above."""
     shape = shape_of(sequences)
     blocks = tuple(
         replace(
-            block, forward_s=_twice(there), backward_s=_twice(of_input + of_weights),
-            backward_input_s=_twice(of_input), backward_weight_s=_twice(of_weights),
+            block, forward_s=_twice(there, stretch), backward_s=_twice(of_input + of_weights, stretch),
+            backward_input_s=_twice(of_input, stretch), backward_weight_s=_twice(of_weights, stretch),
             forward_issue_s=(0.0, 0.0), backward_issue_s=(0.0, 0.0), saved_bytes=(0.0, 0.0),
             forward_workspace_bytes=(0.0, 0.0), backward_workspace_bytes=(0.0, 0.0),
         )
@@ -223,9 +226,10 @@ def _dispatch() -> float:
     return max(0.0, taken - slept) / (2 * alone.micro)
 
 
-def cluster(ranks: int) -> Cluster:
-    """This machine, with its host and its messages as they are: neither is free, and the profile is hand-made."""
-    devices = (Device("cpu", 2**30, {"fp32": 1e12}, memory_rate=10e9, host_rate=RATE),) * ranks
+def cluster(ranks: int, stretch: float = 1.0) -> Cluster:
+    """This machine, with its host and its messages as they are: neither is free, and the profile is hand-made. And so
+    is the way to the host's memory, which is slower where naps are stretched."""
+    devices = (Device("cpu", 2**30, {"fp32": 1e12}, memory_rate=10e9, host_rate=RATE / stretch),) * ranks
     curves = [Curve("all_reduce", n, (0,), (_seconds(n)["all_reduce"],)) for n in (2, 4) if n <= ranks]
     if curves:
         curves.append(Curve("p2p", 2, (0,), (_seconds(2)["p2p"],)))
@@ -235,13 +239,19 @@ def cluster(ranks: int) -> Cluster:
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy of inputs, which takes its time, whoever makes it. (To spin at its end would keep others from Python.)"""
-    time.sleep(tensor.nbytes / RATE)
+    time.sleep(_pace["stretch"] * tensor.nbytes / RATE)
     return tensor.clone()
 
 
+def stretched(stretch: float) -> AbstractContextManager:
+    """All naps of this process, and its copies, take so many times as long."""
+    return mock.patch.dict(_pace, stretch=stretch)
+
+
 def train(
-    rank: int, world: int, plan: Plan, batch: int, warm_up: int, steps: int, times: tuple[float, ...] = ()
-) -> Measurement:
+    rank: int, world: int, plan: Plan, batch: int, warm_up: int, steps: int, times: tuple[float, ...] = (),
+    stretch: float = 1.0,
+) -> Measurement:  # fmt: skip
     """On every rank: some steps under a plan; the ranks sleep so many `times` as long as they are told."""
     wake()
     job, skeleton, captured = _captured(bool(plan.slices))
@@ -249,7 +259,8 @@ def train(
     trainer = Trainer(plan, job, captured, lambda names: skeleton.materialise(names, 0), shape=shape)
     # Undone afterwards: other tests run in the same processes.
     slower = mock.patch.dict(_pace, times=times[rank] if times else 1.0)
-    with slower, mock.patch.object(Way, "go", _slowly(Way.go)), mock.patch.object(copies, "moved", _moved):
+    copying = mock.patch.object(Way, "go", _slowly(Way.go)), mock.patch.object(copies, "moved", _moved)
+    with slower, stretched(stretch), copying[0], copying[1]:
         measured = measure(trainer, [(job.inputs(batch, 0), None)] * (warm_up + steps), warm_up=warm_up)
     if world > 1:
         dist.barrier()
@@ -261,7 +272,7 @@ def _slowly(go: Callable) -> Callable:
     """Copies to the host's memory and back that take as long as the cluster says."""
 
     def slowly(way, pairs, after, mark, *others):
-        seconds = sum(into.nbytes for into, _ in pairs) / RATE
+        seconds = _pace["stretch"] * sum(into.nbytes for into, _ in pairs) / RATE
         naps = iter((seconds, 0.0))  # it asks for the moment before it copies, and after
 
         def asked():

@@ -28,18 +28,19 @@ from trainplan.predict.predict import predict
 from trainplan.program.agenda import Agendas
 
 BLOCK = 4 * (sleeping.WIDTH**2 + 2 * sleeping.WIDTH)  # bytes of gradients of a block
-RATE = BLOCK / 56e-3  # bytes a second: naps and sums are long beside what a busy machine adds to them
+RATE = BLOCK / 56e-3  # bytes a second
+STRETCH = 2.0  # naps and sums are long beside what a slow machine adds to them, and that is much: a step has many rounds
 BATCH, WARM_UP, STEPS = 8, 1, 3
 
 
 class SleepingLink:
     """Sums that take as long as their bytes, one after the other."""
 
-    def __init__(self, fast: Callable[[Tensor], dist.Work]) -> None:
-        self.fast, self.free = fast, 0.0
+    def __init__(self, fast: Callable[[Tensor], dist.Work], rate: float) -> None:
+        self.fast, self.rate, self.free = fast, rate, 0.0
 
     def __call__(self, tensor: Tensor) -> "SleepingLink.Sum":
-        self.free = max(self.free, time.perf_counter()) + tensor.nbytes / RATE
+        self.free = max(self.free, time.perf_counter()) + tensor.nbytes / self.rate
         return SleepingLink.Sum(self.fast(tensor), self.free)
 
     class Sum:
@@ -51,24 +52,25 @@ class SleepingLink:
             time.sleep(max(0.0, self.until - time.perf_counter()))
 
 
-def train(rank: int, world: int, choices: Plan) -> Measurement:
-    """On every rank: some steps over the slow link."""
+def train(rank: int, world: int, choices: Plan, stretch: float) -> Measurement:
+    """On every rank: some steps over the slow link, on which everything takes so many times as long as is written."""
     sleeping.wake()
     job, skeleton, captured = sleeping._captured()
     trainer = Trainer(choices, job, captured, lambda names: skeleton.materialise(names, 0))
     exchange = trainer.part.exchanges[0]
-    exchange.sum = SleepingLink(exchange.sum)
-    found = measure(trainer, [(job.inputs(BATCH, 0), None)] * (WARM_UP + STEPS), warm_up=WARM_UP)
+    exchange.sum = SleepingLink(exchange.sum, RATE / stretch)
+    with sleeping.stretched(stretch):
+        found = measure(trainer, [(job.inputs(BATCH, 0), None)] * (WARM_UP + STEPS), warm_up=WARM_UP)
     dist.barrier()
     trainer.close()
     return found
 
 
-def cluster(latency: float) -> Cluster:
+def cluster(latency: float, stretch: float) -> Cluster:
     """The sleepers' machine with that link, on which messages and small sums take so long."""
     small, large = 16, 16 + BLOCK  # no gradient is smaller, and what is passes by the link
-    seconds = (latency, latency, latency + small / RATE, latency + large / RATE)
-    here = sleeping.cluster(2)
+    seconds = (latency, latency, latency + stretch * small / RATE, latency + stretch * large / RATE)
+    here = sleeping.cluster(2, stretch)
     (node,) = here.nodes
     nodes = (replace(node, inside=replace(node.inside, latency_s=latency)),)
     return replace(here, nodes=nodes, collectives=(Curve("all_reduce", 2, (0, 8, small, large), seconds),))
@@ -76,19 +78,21 @@ def cluster(latency: float) -> Cluster:
 
 @cache
 def step(choices: Plan) -> float:
-    """Seconds of a step, as measured, once these are those that are predicted. A step has many rounds, and how long
-    one takes depends on how busy the machine is: that is taken from the run, and nothing else."""
-    for _ in range(TRIES):
+    """Seconds of a step, as measured, once these are those that are predicted: as if nothing had been stretched. A step
+    has many rounds, and how long one takes depends on how busy the machine is: that is taken from the run, and nothing
+    else. As in `test_sleeping`, whoever is off is measured again, and longer."""
+    for attempt in range(TRIES):
+        stretch = STRETCH * (1 + attempt)
         pool(2).run(sleeping.lateness)
-        result = together(pool(2).run(train, choices), choices, WARM_UP)
+        result = together(pool(2).run(train, choices, stretch), choices, WARM_UP)
         late = max(pool(2).run(sleeping.lateness)) / sum(result.step_seconds)
         rounds = [event.end - event.start for event in result.timeline.events if event.kind == "NEGOTIATE"]
         latency = max(0.0, median(rounds) - sleeping._dispatch())
-        expected = predict(choices, sleeping.profile(), cluster(latency), BATCH).step_s
+        expected = predict(choices, sleeping.profile(stretch=stretch), cluster(latency, stretch), BATCH).step_s
         # A step gives back its loss before its gradients are summed, and the last one is nobody's forward pass.
         found = median(result.step_seconds[WARM_UP + 1 :])
         if abs(found - expected) <= (CLOSE + 2 * late) * expected:
-            return found
+            return found / stretch
     pytest.fail(f"{choices.exchange}: a step of {found:.4f} s, predicted {expected:.4f}, {late:.1%} late")
 
 
