@@ -2,18 +2,21 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from synthetic import chain
 from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node, Slowdown
 from trainplan.plan.plan import Plan, plan
 from trainplan.predict.clock import play, seconds_by_kind
+from trainplan.predict.memory import tracks
 from trainplan.predict.predict import predict, step_seconds
 from trainplan.profile.profile import Parameter, Profile
 from trainplan.program.check import check
 from trainplan.program.lower import lower
+from trainplan.program.lower.sharded import AHEAD
 from trainplan.program.ops import SHARED_OUT, Kind, Value
 from trainplan.program.program import Program
 
@@ -131,6 +134,28 @@ def test_all_but_the_first_gather_and_the_last_scatter_is_hidden(zero: int) -> N
         assert step(3.0, 0.5) == blocks * 3 + 1 + blocks * 2 + 0.5 + 0.25
     else:  # all gathers but one twice, without a gap, and what comes after the last of them
         assert step(3.0, 0.5) == (2 * blocks - 1) * 3.0 + (blocks - 2) * 0.5 + 2.0 + 0.5 + 0.25
+
+
+@pytest.mark.system("zero3", "P")
+@given(
+    blocks=st.integers(2, 12), micro=st.integers(1, 3), gather=st.sampled_from((0.0, 0.1, 1.0, 5.0)), full=st.booleans()
+)
+@example(blocks=12, micro=1, gather=0.1, full=True)
+@pytest.mark.parametrize("backend", ["gloo", "gloo-staged", "nccl"])
+def test_no_more_weights_are_there_than_the_list_has_side_by_side(
+    backend: str, blocks: int, micro: int, gather: float, full: bool
+) -> None:
+    """A host that is far ahead has asked for all of them, and the link may be fast: a device gathers what it was asked
+    for when it comes to that point. So one piece computes, and two are gathered ahead; where forward becomes backward
+    two of either are."""
+    recompute = "full" if full else "none"
+    chosen = plan(dp=2, micro=micro, bucket=1000, blocks=blocks, zero=3, recompute=recompute)
+    program = check(lower(chosen, chain(blocks, weights=1000), 2 * micro, backend))
+    table = {Kind.F: 1.0, Kind.R: 1.0, Kind.B: 2.0, Kind.LOSS: 0, Kind.STEP: 0.25, Kind.SCATTER_GRAD: 0.1}
+    played = play(program, seconds_by_kind(program, table | {Kind.GATHER_F: gather, Kind.GATHER_B: gather}))
+    for track in tracks(played):
+        weights = track.start[Value.WEIGHTS] + np.cumsum(np.where(track.kind == Value.WEIGHTS, track.change, 0))
+        assert weights.max() <= (blocks / 2 + min(2 * AHEAD + 1, 2 * blocks)) * 1000
 
 
 def test_groups_of_a_node_share_its_cores_and_memory() -> None:

@@ -83,7 +83,7 @@ def lower(
     together = group >= 0
     rank[together] = np.array([members[0] for members in numbers.groups], dtype=np.int64)[group[together]]
     cost, classes, bytes_ = cost_classes(layout, table, row, piece, group, numbers.spans)
-    made = values(Found(layout, steps, table, row, piece, step, phase), len(row), bytes_)
+    made = values(Found(layout, steps, table, row, piece, step, phase), lists, numbers.op, bytes_)
     peer = _peers(layout, table)
     holds, lanes, owners, peers = _resources(
         table, row, group, numbers.groups, peer, one_by_one=plan.exchange in ASYNCHRONOUS

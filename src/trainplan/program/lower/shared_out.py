@@ -21,9 +21,12 @@ from trainplan.program.lower.away import piece_of
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
+from trainplan.program.lower.rows import Entries
 from trainplan.program.lower.units import Unit
-from trainplan.program.ops import Kind, Value
-from trainplan.program.program import Bools, Ints, nonzero
+from trainplan.program.ops import COMPUTES, Kind, Value
+from trainplan.program.program import Bools, Ints, are, nonzero
+
+_COMPUTE, _GATHER = are(COMPUTES), are((Kind.GATHER_F, Kind.GATHER_B))
 
 
 def shares(layout: Layout, weights: Ints, stepped: Ints) -> tuple[Ints, Ints]:
@@ -136,6 +139,18 @@ def gathered(ledger: Ledger, shared: Shared) -> None:
     some = nonzero(twice)
     once[some] = ledger.add(Value.WEIGHTS, shared.bytes[some], shared.homes[some], back[some], over[some])
     ledger.reads(again, once[of_again])
+
+
+def in_stream(ledger: Ledger, lists: Entries, ops: Ints) -> None:
+    """A device gathers what it is asked to once it has come to that point: after whatever it computes before, in the
+    order of its list. (Collectives of torch wait for the stream that they are called in.) So its host may be far ahead,
+    and no more weights are there at once than the list has side by side. `ops`: the operation of every entry."""
+    kind, rank = lists.table.kind[lists.row], lists.table.rank[lists.row]
+    entry = np.arange(len(kind))
+    computed = np.maximum.accumulate(np.where(_COMPUTE[kind], entry, -1))
+    gathers = nonzero(_GATHER[kind])
+    gathers = gathers[computed[gathers] >= lists.start[rank[gathers]]]  # the first of a list come after nothing
+    ledger.add(Value.TOKEN, 0, rank[gathers], ops[computed[gathers]], ops[gathers], (ops[gathers],))
 
 
 def _after_step(ledger: Ledger, shared: Shared, gathers: Ints) -> None:

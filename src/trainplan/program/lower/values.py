@@ -28,14 +28,16 @@ from trainplan.program.lower.ledger import Ledger, Values
 from trainplan.program.lower.loads import inputs
 from trainplan.program.lower.messages import messages
 from trainplan.program.lower.phases import phases_of
+from trainplan.program.lower.rows import Entries
 from trainplan.program.lower.served import served_states
-from trainplan.program.lower.shared_out import Shared, gathered, scattered, shares
+from trainplan.program.lower.shared_out import Shared, gathered, in_stream, scattered, shares
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Ints
 
 
-def values(found: Found, ops: int, payload: Ints) -> Values:
-    """The values of a program whose operations are `found`; `payload` is that of messages and collectives."""
+def values(found: Found, lists: Entries, ops: Ints, payload: Ints) -> Values:
+    """The values of a program whose operations are `found`, and are those of `lists` by `ops`; `payload` is that of
+    messages and collectives."""
     ledger = Ledger()
     layout = found.layout
     homes = found.homes()  # stage, place
@@ -51,6 +53,8 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
     if any(layout.units):
         shared = Shared(found, homes)
         gathered(ledger, shared)
+        if not layout.backend.host_computes:  # which comes to it by itself
+            in_stream(ledger, lists, ops)
         scattered(ledger, shared)
     gradients(ledger, found)
     if layout.decides:
@@ -60,7 +64,7 @@ def values(found: Found, ops: int, payload: Ints) -> Values:
     messages(ledger, found, homes, payload)
     if layout.in_phases:
         _barriers(ledger, found, homes)
-    return ledger.close(ops)
+    return ledger.close(len(payload))
 
 
 def _states(ledger: Ledger, found: Found) -> None:
