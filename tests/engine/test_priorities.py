@@ -29,7 +29,9 @@ from trainplan.program.agenda import Agendas
 
 BLOCK = 4 * (sleeping.WIDTH**2 + 2 * sleeping.WIDTH)  # bytes of gradients of a block
 RATE = BLOCK / 56e-3  # bytes a second
-STRETCH = 2.0  # naps and sums are long beside what a slow machine adds to them, and that is much: a step has many rounds
+STRETCH = (
+    2.0  # naps and sums are long beside what a slow machine adds to them, and that is much: a step has many rounds
+)
 BATCH, WARM_UP, STEPS = 8, 1, 3
 
 
