@@ -1,11 +1,10 @@
 """Models that are known by their shape are those that capturing gives, and take no torch."""
 
 import random
-import subprocess
-import sys
 
 import pytest
 
+import processor
 from trainplan.profile.attention import Gpu
 from trainplan.profile.estimate import estimate, traced
 from trainplan.profile.family import known
@@ -88,16 +87,8 @@ assert "torch" not in sys.modules
 
 
 def test_a_model_of_175_billion_parameters_is_predicted_from_a_cold_start_without_torch():
-    """Seconds of the processor, since others may be at work: three, or where that is slow today, five times as many as
-    importing the libraries takes by itself."""
-    import resource
-
-    def taken(code: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-
-    assert taken(COLD) < max(3.0, 5 * taken("import numba, scipy.optimize"))
+    """In three seconds of the processor, if that is not slow today."""
+    assert processor.taken(COLD) < 3.0 * processor.slower()
 
 
 def test_the_cluster_s_devices_price_a_known_model_as_a_captured_one():
