@@ -2,8 +2,9 @@
 
     python benchmarks/overlap.py --plans dp=2 "dp=2 zero=1" --out benchmarks/data/overlap.json       (needs root)
 
-Two processes in two network namespaces with a link of 1 Gbit/s. A step sleeps 120 ms forward and 240 ms backward, and
-has little else to compute: what that is, steps tell that exchange nothing. Our plans, and torch's own means used by
+Two processes in two network namespaces with a link of 1 Gbit/s. A layer takes 15 ms forward and 30 ms backward: it
+computes what little it has to, and sleeps for the rest (how long it has to is found before, by steps that exchange
+nothing; such steps, in turn with the others, tell whether that was right). Our plans, and torch's own means used by
 hand: DDP, ZeroRedundancyOptimizer, FSDP2. Steps of all of them in turn, medians.
 
 What could be reached at best ("ideal") follows from what must wait for what. Of L layers, each takes F forward and B
@@ -57,7 +58,7 @@ from trainplan.units import parse_rate, parse_seconds
 from trainplan.workload.workload import Batch, Loss, Workload
 
 LAYERS, WIDTH, SAMPLES = 8, 1024, 4  # a layer's weights are 4 MiB
-FORWARD_S, BACKWARD_S = 0.015, 0.030  # of a layer, asleep
+FORWARD_S, BACKWARD_S = 0.015, 0.030  # of a layer, nearly all of it asleep
 RATE = {"lr": 1e-6}
 # What somebody writes by hand, with how many MiB of gradients at a time, and of which stage of ZeRO it is.
 BY_HAND: dict[str, tuple[str, float | None, int]] = {
@@ -73,13 +74,16 @@ _LIBRARY.define("sleep(Tensor x) -> Tensor")
 _LIBRARY.define("sleep_back(Tensor gradient) -> Tensor")
 
 
+_computes = {"forward": 0.0, "backward": 0.0}  # seconds of a layer in this process, which it sleeps less: by `wake`
+
+
 def _nap(x: Tensor, seconds: float) -> Tensor:
-    time.sleep(seconds)
+    time.sleep(max(0.0, seconds))
     return x.clone()
 
 
-_LIBRARY.impl("sleep", lambda x: _nap(x, FORWARD_S), "CPU")
-_LIBRARY.impl("sleep_back", lambda x: _nap(x, BACKWARD_S), "CPU")
+_LIBRARY.impl("sleep", lambda x: _nap(x, FORWARD_S - _computes["forward"]), "CPU")
+_LIBRARY.impl("sleep_back", lambda x: _nap(x, BACKWARD_S - _computes["backward"]), "CPU")
 for _name in ("sleep", "sleep_back"):
     torch.library.register_fake(f"trainplan_overlap::{_name}", torch.empty_like)
 torch.library.register_autograd(
@@ -145,6 +149,14 @@ def alone(rank: int, world: int) -> Callable[[], tuple[float, ...]]:
     return step
 
 
+def wake(rank: int, world: int) -> None:
+    """Find out what a layer computes besides sleeping, in this process."""
+    step = alone(rank, world)
+    step()
+    forward, backward, _ = (median(part) for part in zip(*(step() for _ in range(7)), strict=True))
+    _computes.update(forward=forward / LAYERS - FORWARD_S, backward=backward / LAYERS - BACKWARD_S)
+
+
 def ideal(zero: int, own: Alone, share_s: float) -> float:
     """The least seconds of a step of two ranks (see above).
 
@@ -199,6 +211,7 @@ def by_torch(name: str, rank: int, world: int) -> Step:
 def race(rank: int, world: int, plans: dict[str, Plan], rounds: int) -> tuple[dict[str, list[float]], Alone]:
     """Seconds of every step of each, in turn: three steps at a time, since some hide an exchange in the next step; and
     what steps take that exchange nothing, in turn with them."""
+    wake(rank, world)
     runs = {line: ours(plan) for line, plan in plans.items()} | {n: by_torch(n, rank, world) for n in BY_HAND}
     found: dict[str, list[float]] = {name: [] for name in runs}
     lonely, parts = alone(rank, world), list[tuple[float, ...]]()
@@ -234,7 +247,7 @@ def main() -> None:
             found, own = pool(2).run(race, plans, options.rounds)[0]
     predicted = {line: predict(plan, profile(own), cluster, SAMPLES).step_s for line, plan in plans.items()}
     share = 4 * WIDTH * WIDTH / 2 / options.link
-    print(f"of a step {LAYERS * (FORWARD_S + BACKWARD_S) * 1e3:.0f} ms are asleep, and without any exchange it takes "
+    print(f"a step's layers take {LAYERS * (FORWARD_S + BACKWARD_S) * 1e3:.0f} ms, and without any exchange it takes "
           f"{own.forward_s * 1e3:.0f} + {own.backward_s * 1e3:.0f} + {own.update_s * 1e3:.0f} ms; half of a layer "
           f"passes the link in {share * 1e3:.1f} ms")  # fmt: skip
     stage = {line: plan.zero for line, plan in plans.items()} | {name: zero for name, (*_, zero) in BY_HAND.items()}
@@ -253,7 +266,7 @@ def main() -> None:
         about = {
             "machine": describe(torch.device("cpu")), "made": time.strftime("%Y-%m-%d", time.gmtime()),
             "command": command(), "torch": torch.__version__, "link": options.link,
-            "delay_s": options.delay, "asleep_s": LAYERS * (FORWARD_S + BACKWARD_S), "alone_s": asdict(own),
+            "delay_s": options.delay, "layers_s": LAYERS * (FORWARD_S + BACKWARD_S), "alone_s": asdict(own),
             "share_s": share, "rows": rows,
         }  # fmt: skip
         options.out.write_text(json.dumps(about, indent=1) + "\n")

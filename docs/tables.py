@@ -114,7 +114,7 @@ def overlap(name: str) -> str:
     alone = sum(data["alone_s"].values())
     lines = [
         *_origin(data),
-        f"Of a step {data['asleep_s'] * 1e3:.0f} ms are asleep; without any exchange it takes {alone * 1e3:.0f} ms.",
+        f"The layers of a step take {data['layers_s'] * 1e3:.0f} ms; without any exchange it takes {alone * 1e3:.0f} ms.",
         f"Half of a layer passes the link in {data['share_s'] * 1e3:.1f} ms.",
         "",
         "| | measured ms | predicted ms | ideal ms | of the ideal |",
