@@ -114,7 +114,7 @@ def overlap(name: str) -> str:
     alone = sum(data["alone_s"].values())
     lines = [
         *_origin(data),
-        f"The layers of a step take {data['layers_s'] * 1e3:.0f} ms; without any exchange it takes {alone * 1e3:.0f} ms.",
+        f"The layers of a step take {data['layers_s'] * 1e3:.0f} ms; with no exchange it takes {alone * 1e3:.0f} ms.",
         f"Half of a layer passes the link in {data['share_s'] * 1e3:.1f} ms.",
         "",
         "| | measured ms | predicted ms | ideal ms | of the ideal |",
@@ -270,6 +270,15 @@ def published(name: str) -> str:
             constant = f"{row['constant']:.2f}" if "constant" in row else f"{1e6 * row['wait_s']:.0f} µs a layer"
             counts = f"{row['rows']} | {len(row['left_out'])} | {constant} | {row['rank']:.2f}"
             lines.append(f"| {title} | {what} | {counts} | {shares} | {row['worst_is']} |")
+    lines += [
+        "",
+        "| NCCL's collectives, nothing fitted | sizes, 1 MiB on | mean | median | worst | at | mean, 64 MiB on |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for file in ("vtrain_nccl_allreduce_lut_subset.csv", "nccl_collectives_published.csv"):
+        for what, row in data[file].items():
+            shares = " | ".join(f"{row[key]:.1%}" for key in ("mean", "median", "worst"))
+            lines.append(f"| {what} | {row['rows']} | {shares} | {row['worst_is']} | {row['large']:.1%} |")
     return "\n".join(lines)
 
 

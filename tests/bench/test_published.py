@@ -100,3 +100,16 @@ def test_cpu_to_gpu_an_estimate_carries_what_a_measurement_does_not():
     assert scores["CPU alone"]["mean"] > 5 * scores["estimate alone"]["mean"]
     assert scores["estimate alone"]["mean"] < 0.15
     assert scores["corrected"]["mean"] > scores["estimate alone"]["mean"]
+
+
+COLLECTIVES = {
+    name: row
+    for file in ("vtrain_nccl_allreduce_lut_subset.csv", "nccl_collectives_published.csv")
+    for name, row in DATA[file].items()
+}
+
+
+@pytest.mark.parametrize("curve", COLLECTIVES)
+def test_collectives(curve):
+    """With nothing fitted to them: sums from 64 MiB on. (Of five V100 one is joined through another.)"""
+    assert COLLECTIVES[curve]["large"] < (0.2 if curve == "V100-32, all_reduce of 5" else 0.15)

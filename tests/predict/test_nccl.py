@@ -1,15 +1,13 @@
-"""NCCL's collectives over switched links: closed forms, and published curves where somebody has them.
+"""NCCL's collectives: closed forms, and published curves where somebody has them.
 
 pytest tests/predict/test_nccl.py --measured FOLDER      (nccl_collectives_published.csv, vtrain_nccl_allreduce_…)
 """
 
-import csv
-from collections import defaultdict
 from dataclasses import replace
-from statistics import mean
 
 import pytest
 
+from trainplan.api import bench_published
 from trainplan.cluster.cluster import Device
 from trainplan.cluster.parse import cluster
 from trainplan.errors import InputError
@@ -61,7 +59,7 @@ def test_more_bytes_and_more_ranks_never_take_less():
 
 
 def test_links_that_do_not_say_are_left_to_first_principles():
-    for name in ("4xTitanRTX", "8xV100-16", "2xcpu"):
+    for name in ("4xTitanRTX", "16xP40", "2xcpu"):
         assert nccl.all_reduce(cluster(name), (0, 1), 2**20) is None
     assert nccl.all_reduce(cluster("8xA100-80"), (0,), 2**20) is None
 
@@ -77,28 +75,14 @@ def test_efficiencies_stay_below_what_was_measured():
     assert together(1.0, 1.0, 0.0) == 1.0
 
 
-NAMES = {"A100-SXM": "A100-80", "H200-SXM": "H200", "B200-SXM (p6-b200)": "B200", "H200-SXM (p5en)": "H200"}
-
-
 def test_published_curves(measured):
-    """Mean error of a curve from 1 MiB on under 20 %, from 64 MiB on under 12 %; without what was switched off."""
-    errors = defaultdict(list)
-    for row in csv.DictReader((measured / "vtrain_nccl_allreduce_lut_subset.csv").open(encoding="utf-8")):
-        if row["accel"].startswith("A100"):
-            ranks, size = int(row["n_accel"]), int(row["size_bytes"])
-            found = nccl.all_reduce(cluster("8xA100-80"), tuple(range(ranks)), size)
-            errors["vtrain", ranks].append((size, found / float(row["out_of_place_time_s"]) - 1))
-    for row in csv.DictReader((measured / "nccl_collectives_published.csv").open(encoding="utf-8")):
-        told = row["accel"] in NAMES and row["time_s"] and row["size_bytes"]
-        if not told or any(word in row["algorithm"] for word in ("ENABLE=0", "forced")):
-            continue
-        ranks, nodes, size = int(row["n_accel"]), int(row["n_nodes"]), int(row["size_bytes"])
-        place = cluster(f"{nodes}x8x{NAMES[row['accel']]}" if nodes > 1 else f"8x{NAMES[row['accel']]}")
-        how = nccl.all_reduce if row["collective"] == "all_reduce" else nccl.shared_out
-        error = how(place, tuple(range(ranks)), size) / float(row["time_s"]) - 1
-        errors[row["accel"], row["collective"], ranks, nodes].append((size, error))
-    for curve, found in errors.items():
-        large = [abs(error) for size, error in found if size >= 2**26]
-        assert mean(large) < 0.15, curve
-        if curve[-1] == 1:  # between nodes the lead is that of somebody's network
-            assert mean(abs(error) for size, error in found if size >= 2**20) < 0.2, curve
+    """From 64 MiB on, where only the rate counts; and inside a node from 1 MiB on. Between nodes the lead is that of
+    somebody's network, and of two generations' switches the table has other leads than A100's."""
+    found = bench_published(str(measured), "vtrain_nccl,nccl").found
+    curves = {f"{file}: {name}": row for file, rows in found.items() for name, row in rows.items()}
+    assert len(curves) > 25
+    for name, row in curves.items():
+        forwarded = "V100-32, all_reduce of 5" in name  # through a device that has links to both
+        assert row["large"] < (0.2 if forwarded else 0.15), name
+        if "nodes" not in name:
+            assert row["mean"] < 0.15, name

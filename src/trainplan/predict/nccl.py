@@ -1,8 +1,9 @@
-"""Seconds of NCCL's collectives over switched links, where the catalogue says what share of a link's rate they reach.
+"""Seconds of NCCL's collectives over NVLink, where the catalogue says what share of a link's rate they reach.
 
 A collective takes a lead, which does not depend on its bytes once there are some, and its bytes at a bus rate:
 
     ring       2 (n − 1)/n · B / (reached · rate)       reached: 0.76 to 0.82 of NVLink's rate from Ampere to Blackwell
+               Without a switch, as many rings as there are lanes for (`mesh.py`), each with 0.89 of a lane's rate
     in switch  B / (in_switch · rate)                   NVLS: the switch adds up, everybody sends and gets B once
     nodes      a ring through all nodes uses all their cards: the slower of what leaves a node and what stays inside.
                Its 2 (nodes − 1) latencies are more than a sum of few bytes takes otherwise
@@ -16,10 +17,10 @@ for a few kilobytes, and 20 + 6 n µs from a megabyte on, growing by another 25 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
-from trainplan.cluster.cluster import Cluster, Link
+from trainplan.cluster.cluster import Cluster, Link, Node
+from trainplan.predict import mesh
 
 FEW_S = 38e-6  # a call with next to no bytes
 CALL_S, RANK_S = 20e-6, 6e-6  # a call from a megabyte on, and for each rank
@@ -97,17 +98,32 @@ def _lie(cluster: Cluster, members: tuple[int, ...]) -> Lie | None:
 def _found(cluster: Cluster, members: tuple[int, ...]) -> Lie | None:
     if cluster.backend != "nccl" or len(members) < 2:
         return None
-    places = Counter(cluster.node_of(rank) for rank in members)
-    nodes = [cluster.nodes[place] for place in places]
-    link = nodes[0].inside
-    if not link.reached or any(node.pairs or (node is not nodes[0] and node.inside != link) for node in nodes):
+    places: dict[int, list[int]] = {}
+    for rank in members:
+        node, device = cluster.ranks[rank]
+        places.setdefault(node, []).append(device)
+    nodes, own = [cluster.nodes[place] for place in places], {len(devices) for devices in places.values()}
+    if any(node.inside != nodes[0].inside or bool(node.pairs) != bool(nodes[0].pairs) for node in nodes):
         return None
-    if len(nodes) > 1 and (len(set(places.values())) > 1 or any(n.network is None or n.network.shared for n in nodes)):
+    if len(nodes) > 1 and (len(own) > 1 or any(node.network is None or node.network.shared for node in nodes)):
         return None
-    own, network = max(places.values()), nodes[0].network
-    reached = link.reached * link.rate * (PAIR if len(members) == 2 else 1.0)
+    rates = [_inside(cluster.nodes[node], tuple(devices)) for node, devices in places.items()]
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates):
+        return None
+    link, reached = min(known, key=lambda rate: rate[1])
+    network, most = nodes[0].network, max(own)
+    if len(members) == 2 and not nodes[0].pairs:
+        reached *= PAIR
     ring = reached
-    if len(places) > 1:
-        out = CARDS * own * network.rate if network is not None else reached
-        ring = min(out, reached) if own > 1 else out
-    return Lie(len(members), len(places), own, link, network, ring)
+    if len(nodes) > 1:
+        out = CARDS * most * network.rate if network is not None else reached
+        ring = min(out, reached) if most > 1 else out
+    return Lie(len(members), len(nodes), most, link, network, ring)
+
+
+def _inside(node: Node, devices: tuple[int, ...]) -> tuple[Link, float] | None:
+    """A link inside a node, and the bytes a second of rings over such; None where nobody says what they reach."""
+    if node.pairs:
+        return mesh.bus(node, devices)
+    return (node.inside, node.inside.reached * node.inside.rate) if node.inside.reached else None

@@ -23,18 +23,22 @@ _FEW = 64  # ranks: of more only those are looked at whose groups are all alike
 def aloud(profile: Profile, cluster: Cluster) -> Profile:
     """A profile of ranks that share blocks, with what they exchange inside a pass as part of its seconds: at the best
     place for them. The same one, where they do not share."""
-    group = tuple(range(profile.tp))
     inside = {len(node.devices) for node in cluster.nodes}
     if profile.tp == 1 or any(devices % profile.tp for devices in inside) or not cluster.uniform:
         return profile  # (elsewhere nothing is certain, and nothing is said)
+    # Through a switch all groups of a node are alike; over links between pairs some have more of these than others.
+    firsts = range(0, min(inside) if cluster.nodes[0].pairs else 1, profile.tp)
+    groups = [tuple(range(first, first + profile.tp)) for first in firsts]
     known: dict[tuple[Exchange, ...], Floats] = {}
 
     def seconds(talk: tuple[Exchange, ...]) -> Floats:
         if talk not in known:
             known[talk] = np.array([
-                sum(
-                    part.times * TALKS[part.what](cluster, group, round(part.bytes_per_sample * n)).seconds
-                    for part in talk if not part.hidden
+                min(
+                    sum(
+                        part.times * TALKS[part.what](cluster, group, round(part.bytes_per_sample * n)).seconds
+                        for part in talk if not part.hidden
+                    ) for group in groups
                 ) for n in profile.samples
             ])  # fmt: skip
         return known[talk]

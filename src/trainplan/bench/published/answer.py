@@ -35,7 +35,8 @@ class Published:
 
 COLUMNS = {
     "labelled": ">fitted to", "rows": ">rows", "constant": ">constant", "wait_s": ">wait", "mean": ">mean error",
-    "median": ">median", "worst": ">worst", "worst_is": "which", "ratios": ">of ratios", "misplaced": ">misplaced",
+    "median": ">median", "worst": ">worst", "worst_is": "which", "large": ">from 64 MiB", "ratios": ">of ratios",
+    "misplaced": ">misplaced",
     "rank": ">rank", "regret": ">regret", "worst_regret": ">worst",
 }  # fmt: skip
 PLAIN = ("constant", "rank")  # numbers, not shares

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainplan.bench.published import grids, layers, one_device, sharded
+from trainplan.bench.published import collectives, grids, layers, one_device, sharded
 from trainplan.errors import InputError, nearest
 
 Say = Callable[[str], None]
@@ -22,6 +22,8 @@ TABLES: dict[str, Callable[[Path, Say], dict[str, Any]]] = {
     "pytorch_gpu_benchmark_ryujaehun_subset.csv": one_device.ryujaehun,
     "lambda_labs_pytorch_subset.csv": one_device.lambda_labs,
     "matmul_mamf.csv": layers.products,
+    collectives.VTRAIN: collectives.vtrain_sums,
+    collectives.NCCL: collectives.nccl_tests,
 }
 
 
