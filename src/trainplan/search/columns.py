@@ -69,6 +69,12 @@ class Space:
         words["spread"] = self.spreads[values["spread"]]
         return plan(**{**values, **words}, blocks=len(self.profile.blocks), precision=self.precision)
 
+    def having(self, field: str, value: object) -> Bools:
+        """The plans in which a field is this: none where it is nothing that is searched for."""
+        known: Sequence[object] = self.spreads if field == "spread" else _WORDS.get(field, ())
+        number = (known.index(value) if value in known else -1) if known else value
+        return np.asarray(self.column(field) == number)
+
     def only(self, keep: Bools) -> Space:
         """Some of the plans."""
         return replace(self, rows=self.rows[keep])

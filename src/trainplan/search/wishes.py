@@ -6,11 +6,13 @@ budget        USD that all epochs may cost
 devices       that it may use at most
 framework     one that must be able to run it (`frameworks.py`)
 synchronous   no plan in which anybody computes with weights that others have changed meanwhile
+fixed         what some fields of a plan are to be
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +43,7 @@ class Wishes:
     framework: Framework | None = None
     synchronous: bool = False
     study: Study | None = None  # then epochs are those to its accuracy
+    fixed: tuple[tuple[str, Any], ...] = ()  # field of a plan, and what it shall be
 
     def check(self, cluster: Cluster) -> None:
         """Refused where it cannot be asked of a cluster."""
@@ -59,6 +62,12 @@ class Wishes:
 
     def allowed(self, space: Space) -> Space:
         """The plans that may be asked for."""
+        for number, (field, value) in enumerate(self.fixed):
+            keep = space.having(field, value)
+            if not keep.any():
+                before = "".join(f" with {name}={given}" for name, given in self.fixed[:number])
+                raise PlanError(f"{field}={value}", f"no plan{before} on {space.cluster.name} has it", f"no {field}")
+            space = space.only(keep)
         if self.framework is None:
             return space
         keep = self.framework.runs(space)
@@ -107,6 +116,7 @@ class Wishes:
             f"on at most {some(self.devices, 'device')}" if self.devices is not None else "",
             f"what {self.framework.name} runs ({self.framework.source})" if self.framework is not None else "",
             "only synchronous" if self.synchronous else "",
+            " ".join(f"{field}={value}" for field, value in self.fixed),
         ]
         return ", ".join(filter(None, said))
 
