@@ -263,6 +263,7 @@ def run(
     endpoint: str = "",
     max_restarts: int = 0,
     dry_run: bool = False,
+    elastic: str = "",
     *,
     inputs: Any = None,
     loss: Any = None,
@@ -272,22 +273,27 @@ def run(
 
     `resume` is a checkpoint, of any plan, from which `steps` more are trained, with its seed and from its place in the
     data. `max_restarts`: how often all ranks are started again when one fails, from the last checkpoint of the run
-    (`save_every`). `dry_run`: only write the job, and say how torchrun starts it.
+    (`save_every`). `dry_run`: only write the job, and say how torchrun starts it. `elastic`: MIN:MAX workers; when some
+    are lost, or another number of them is written to the file `workers` in `out`, it goes on under the best plan for
+    those that there are then.
 
     On several machines (`nnodes`), every one runs the same command with the same `endpoint`. They need not share a
     folder: the results are gathered on one of them, and the others' answer says which.
     """
     from trainplan.engine.launch import check_request
-    from trainplan.starting import prepare
+    from trainplan.starting import bounds_of, prepare, start_elastic
     from trainplan.starting import start as begin
 
     fields: dict[str, Any] = {"data": data, "samples": samples, "resume": resume, "seed": seed}
     fields["save_every"] = save_every
     plan = runnable(plan)
     check_request(out, **fields)  # before a profile is measured, which takes its time
+    bounds = bounds_of(elastic, save_every, nnodes, dry_run)
     s = situation(model, cluster, batch, profile, (), compile, parts(inputs, loss, optimizer), runs=True)
     chosen, there = plan_for(plan, s)
     start: dict[str, Any] = {"nnodes": nnodes, "endpoint": endpoint, "max_restarts": max_restarts}
+    if bounds is not None:
+        return start_elastic(s, plan, chosen, bounds, steps, out, compile, max_restarts, **fields)
     if dry_run:
         return prepare(s, chosen, there, steps, out, compile, start, fields)
     return begin(s, chosen, there, steps, out, compile, **start, **fields)

@@ -9,16 +9,20 @@ from typing import Any
 
 from trainplan.bench.kept_run import keep
 from trainplan.cluster.cluster import Cluster
+from trainplan.engine.checkpoint_servers import refuse_asynchronous
+from trainplan.engine.elastic import Change, train
 from trainplan.engine.job import Job
-from trainplan.engine.launch import check_data, torchrun
+from trainplan.engine.launch import check_data, fresh, torchrun
 from trainplan.engine.launch import start as launch
 from trainplan.engine.measurement import RunResult
-from trainplan.errors import PlanError
-from trainplan.plan.plan import Plan
+from trainplan.engine.workers import Bounds, Workers
+from trainplan.errors import InputError, PlanError
+from trainplan.plan.plan import Plan, Request
 from trainplan.plan.text import to_json
-from trainplan.predict.predict import predict
+from trainplan.predict.predict import Prediction, predict
 from trainplan.report.joined import join
 from trainplan.report.ran import Prepared, Ran, RanElsewhere
+from trainplan.search.replan import Asked, Replanned, replan, request_of
 from trainplan.situation import Situation, name_of, torch_device
 
 
@@ -60,6 +64,55 @@ def start(
     )  # fmt: skip
     if not isinstance(result, RunResult):
         return RanElsewhere(result.host, result.folder)
+    return _ran(s, expected, result, there)
+
+
+def bounds_of(elastic: str, save_every: int, nnodes: str, dry_run: bool) -> Bounds | None:
+    """How many workers there may be, refused where they cannot change; None: they are to stay as they are."""
+    if not elastic:
+        return None
+    found, asked = Bounds.parse(elastic), f"--elastic {elastic}"
+    if not save_every:
+        why = "when workers come or go, training goes on from its last checkpoint, and none is saved"
+        raise InputError(asked, why, f"{asked} --save-every 10")
+    if nnodes != "1":
+        why = f"one launcher must see all workers come and go, and --nnodes is {nnodes}"
+        raise InputError(asked, why, "leaving --nnodes out, or --max-restarts, with which torchrun starts all again")
+    if dry_run:
+        raise InputError(f"{asked} --dry-run", "torchrun alone does not plan again", "one of the two")
+    return found
+
+
+def start_elastic(
+    s: Situation, asked: Plan | Request, plan: Plan, bounds: Bounds, steps: int, out: str | None, compile: bool,
+    max_restarts: int, **fields: Any,
+) -> Ran:  # fmt: skip
+    """Train, and go on under another plan when workers come or go."""
+    if steps < 1:
+        raise PlanError(f"--steps {steps}", "a run has at least one step", "--steps 20")
+    refuse_asynchronous(plan)
+    workers = Workers(bounds, plan.world, s.cluster.world)
+    check_data(name_of(s), s.batch, **fields)
+    request = request_of(asked) if isinstance(asked, Plan) else asked
+    wanted = Asked(request, s.profile, s.cluster, s.batch, plan.world)
+
+    def again(change: Change) -> Replanned:
+        return replan(wanted, change.plan, change.was, change.now, change.steps_lost, change.restart_s)
+
+    device = torch_device(s)
+    job = Job(
+        name_of(s), to_json(plan), s.batch, steps, str(fresh(out).resolve()), backend=s.cluster.backend, device=device,
+        compiled=compile or s.profile.compiled, **fields,
+    )  # fmt: skip
+    result, changes = train(job, workers, again, max_restarts=max_restarts)
+    last, there = changes[-1].plan if changes else plan, wanted.on(workers.places)
+    return _ran(s, predict(last, s.profile, there, s.batch, keep=True), result, there, tuple(changes))
+
+
+def _ran(
+    s: Situation, expected: Prediction, result: RunResult, there: Cluster, changes: tuple[Replanned, ...] = ()
+) -> Ran:  # fmt: skip
+    """What happened, beside what was expected of it."""
     then = s.profile.provenance.reference_s
     ran = Ran(
         prediction=expected,
@@ -70,6 +123,7 @@ def start(
         drift=median(result.references) / then if result.references and then else 0.0,
         joined=join(expected.timeline(), result.timeline) if result.timeline.events else None,
         warm_up=result.warm_up,
+        changes=changes,
     )
     keep(ran, result.timeline, name_of(s), s.profile, there)
     return ran

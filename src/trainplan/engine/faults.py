@@ -50,6 +50,24 @@ def failure(folder: Path, asked: str, code: int, said: Path) -> RunError:
     return RunError(asked, f"torchrun ended with code {code} and no rank left an error{noticed}\n{tail}")
 
 
+def gone(folder: Path, said: Path) -> list[int]:
+    """The ranks that a run has lost: killed, or ended without a word, as its torchrun has it.
+
+    torchrun also names those that it ended because of them, which are still there. So are one that raised, which has
+    said why, and one that only noticed.
+    """
+    log = said.read_text(errors="replace")
+    rows = re.findall(r"rank\s+: (\d+) \(.*?exitcode\s+: (-?\d+) \(pid: (\d+)\)", log, re.DOTALL)
+    ended = set(re.findall(r"Sending process (\d+) closing signal", log))
+    spoke = {path.stem.removeprefix("rank-") for path in folder.glob("rank-*.error")}
+    noticed = {path.stem.removeprefix("rank-") for path in folder.glob("rank-*.lost")}
+    return sorted(
+        int(rank)
+        for rank, code, process in rows
+        if process not in ended and rank not in spoke and (int(code) < 0 or rank not in noticed)
+    )
+
+
 def _what_it_noticed(path: Path) -> str:
     """The last line that says so; frames of the callback in which DDP noticed may follow it."""
     lines = path.read_text().strip().splitlines()

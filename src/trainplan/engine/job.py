@@ -33,6 +33,7 @@ class Job:
     reference: bool = True  # run the reference kernel between steps
     keep_state: bool = False  # leave weights and gradients in files, for `compare`
     double: bool = False  # compute in float64, for `compare`
+    places: tuple[int, ...] = ()  # which device of its machine each rank has; none: in their order
     again: str = ""  # the folder of a run whose order of pushes asynchronous servers repeat
 
     def save(self) -> Path:

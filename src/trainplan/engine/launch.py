@@ -63,14 +63,7 @@ def start(
     if fields.get("save_every") or fields.get("resume"):
         refuse_asynchronous(plan)
     check_data(workload_text, batch, **fields)
-    folder = Path(out) if out else Path(tempfile.mkdtemp(prefix="trainplan-run-"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {folder}", f"it cannot be made ({error.strerror})", "--out trainplan-run") from None
-    # Ranks start when all nodes are there, so nothing of this run is removed, also where nodes share the folder.
-    for stale in (*folder.glob("rank-*"), *folder.glob("arrivals-*"), *folder.glob("elsewhere.json")):
-        stale.unlink(missing_ok=True)
+    folder = fresh(out)
     job = Job(
         workload_text, plan_text.to_json(plan), batch, steps, str(folder.resolve()), backend=backend, device=device,
         **fields,
@@ -88,6 +81,19 @@ def start(
     if code != 0:
         raise failure(folder, f"running {plan_text.brief(plan)!r}", code, log)
     return elsewhere(folder) or gather(job, plan)
+
+
+def fresh(out: str | Path | None) -> Path:
+    """The folder of a run, without what an earlier one has left there."""
+    folder = Path(out) if out else Path(tempfile.mkdtemp(prefix="trainplan-run-"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {folder}", f"it cannot be made ({error.strerror})", "--out trainplan-run") from None
+    # Ranks start when all nodes are there, so nothing of this run is removed, also where nodes share the folder.
+    for stale in (*folder.glob("rank-*"), *folder.glob("arrivals-*"), *folder.glob("elsewhere.json")):
+        stale.unlink(missing_ok=True)
+    return folder
 
 
 # What is known to fail is refused before a process is started or a folder made.
@@ -183,10 +189,10 @@ def _wait(command: list[str], said: Path, show: bool) -> int:
                     print(line, end="", flush=True)
             return process.wait()
         finally:
-            _end(process)
+            end(process)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[str]) -> None:
     """End the process group, politely first."""
     for how, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, _PATIENCE)):
         if process.poll() is not None:

@@ -169,6 +169,7 @@ def _device(job: Job) -> torch.device:
         torch.set_num_threads(1)  # a worker is a core
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", "0"))
+    local = job.places[local] if job.places else local
     device = torch.device(job.device, local % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

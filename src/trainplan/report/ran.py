@@ -10,6 +10,7 @@ from trainplan.plan.text import brief, title
 from trainplan.predict.predict import Prediction
 from trainplan.report.joined import Joined, noise_words
 from trainplan.report.table import milliseconds, table
+from trainplan.search.replan import Replanned
 from trainplan.units import gib, percent, seconds, significant
 
 
@@ -25,6 +26,7 @@ class Ran:
     drift: float  # how many times slower the reference kernel is now than when the profile was made; 0: not known
     joined: Joined | None = None  # None: too few steps were recorded
     warm_up: int = 0  # steps at the beginning, which do not count
+    changes: tuple[Replanned, ...] = ()  # where workers came or went: the plan is the last one's
 
     @property
     def step_s(self) -> float | None:
@@ -43,6 +45,9 @@ class Ran:
 
     def __str__(self) -> str:
         lines = [f"ran {title(self.prediction.plan)}: {self.summary()}"]
+        for change in self.changes:
+            was, now = change.workers
+            lines.append(f"workers changed, {was} → {now}: {title(change.before.plan)} → {title(change.plan)}")
         if self.losses:
             lines.append(f"loss {self.losses[0]:.4f} → {self.losses[-1]:.4f} in {len(self.losses)} steps")
         if self.joined is not None:
@@ -98,7 +103,8 @@ class Ran:
             "predicted": self.prediction.to_json(), "step_s": self.step_s, "step_seconds": list(self.step_seconds),
             "warm_up": self.warm_up, "losses": list(self.losses), "peak_bytes": list(self.peak_bytes),
             "memory": memory, "error": self.error, "corrected_error": self.corrected_error, "drift": self.drift,
-            "out": self.out, "joined": self.joined.to_json() if self.joined is not None else None,
+            "out": self.out, "changes": [change.to_json() for change in self.changes],
+            "joined": self.joined.to_json() if self.joined is not None else None,
         }  # fmt: skip
 
 
