@@ -12,8 +12,8 @@ A collective takes a lead, which does not depend on its bytes once there are som
 
 NCCL takes the fastest of these for sums; gatherings and scatterings go around rings. Lead and ramp are of nccl-tests on
 8 A100 (stas00/ml-engineering@744d01e) and of vTrain's table for 2 to 8 A100 (VIA-Research/vTrain@f8dda84): about 40 µs
-for a few kilobytes, and 20 + 6 n µs from a megabyte on, growing by another 25 µs up to 8 MiB. With a switch that adds up
-it does not depend on n, and grows more slowly: nccl-tests on 8 H200, from the same place as A100's.
+for a few kilobytes, and 20 + 6 n µs from a megabyte on, growing by another 25 µs up to 8 MiB. With a switch that adds
+up it does not depend on n, and grows more slowly: nccl-tests on 8 H200, from the same place as A100's.
 """
 
 from __future__ import annotations
