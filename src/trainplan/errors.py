@@ -56,6 +56,17 @@ class RunError(TrainplanError):
     """A run that failed."""
 
 
+def closest(word: str, known: Iterable[str]) -> str:
+    """The one known word that is closest to `word`; the first of them where none is near.
+
+    >>> closest("of", ["given", "off", "on"]), closest("maybe", ["given", "off", "on"])
+    ('off', 'given')
+    """
+    known = list(known)
+    found = nearest(word, known, 1)
+    return found if found in known else known[0]
+
+
 def nearest(word: str, known: Iterable[str], count: int = 3) -> str:
     """The known words closest to `word`, for the last part of a message; all of them if there are few.
 

@@ -1,6 +1,7 @@
 """What is refused says what would be accepted; here that is done, and must be."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -8,8 +9,9 @@ from tests.synthetic import chain
 from trainplan.cluster.parse import cluster
 from trainplan.errors import PlanError
 from trainplan.plan.plan import Plan
-from trainplan.plan.text import parse
+from trainplan.plan.text import parse, text
 from trainplan.solve.resolve import resolve
+from trainplan.units import MIB
 
 DEVICES, BATCH = 4, 8
 
@@ -25,6 +27,8 @@ def applied(line: str, instead: str) -> str:
         return " ".join(word for word in line.split() if not word.startswith(f"{left_out[1]}="))
     if "=" not in first.split()[0]:
         return first
+    if without := re.fullmatch(r"(.+) without (\w+)", first):
+        return applied(applied(line, f"leaving {without[2]} out"), without[1])
     others = dict(word.split("=") for word in first.split())
     kept = [word for word in line.split() if word.partition("=")[0] not in others]
     return " ".join([*kept, *first.split()])
@@ -42,14 +46,29 @@ def applied(line: str, instead: str) -> str:
         ("ssp dp=2 bound=-1", "a bound of -1", {"bound": (0,)}),
         ("dssp dp=2 bound=-1,3", "a bound of -1", {"bound": (0, 3)}),
         ("ps-asp dp=2 bound=-1", "ps-asp has no bound, not -1", {"bound": ()}),
+        ("ssp dp=2 bound=1.5", "in whole numbers", {"bound": (1,)}),
+        ("ssp dp=2 bound=-1.5", "in whole numbers", {"bound": (0,)}),
+        ("dssp dp=2 bound=0.5,1e1", "in whole numbers", {"bound": (0, 10)}),
+        ("ssp dp=2 bound=few", "in whole numbers", {"bound": (3,)}),
+        ("ssp dp=2 bound=inf", "in whole numbers", {"bound": (3,)}),
+        ("dp=4 exchange=hierarchical node=0", "must know how many ranks a node has, and node=0", {"node": 2}),
+        ("dp=4 exchange=hierarchical node=-2", "must know how many ranks a node has, and node=-2", {"node": 2}),
+        ("dp=4 exchange=hierarchical node=1", "a node of its own", {"node": 2}),
+        ("dp=3 exchange=hierarchical node=0", "must know how many ranks", {"exchange": "ring", "node": 0}),
+        ("dp=4 node=0", "does not ask which ranks share a node", {"node": 0}),
+        ("dp=2 preload=maybe", "preload is one of given, off, on", {"preload": "given"}),
+        ("dp=2 overlap=of", "overlap is one of on, off", {"overlap": "off"}),
         ("zero=-1", "0 (nothing is shared out), 1, 2 or 3, not -1", {"zero": 0}),
         ("zero=7", "0 (nothing is shared out), 1, 2 or 3, not 7", {"zero": 3}),
         ("dp=2 shard=2", "nothing says what", {"zero": 3}),
         ("zero3 dp=4 shard=3", "4 replicas cannot be put into groups of 3", {"shard": 2}),
         ("zero3 dp=2 exchange=ring", "ring sums whole gradients", {"exchange": "all-reduce", "zero": 3}),
+        ("dp=4 zero=3 exchange=horovod", "horovod sums whole gradients", {"exchange": "all-reduce", "zero": 3}),
         ("hsdp dp=2", "2 are not two groups of two", {"dp": 2, "zero": 3, "shard": 0}),
         ("hsdp dp=3", "3 are not two groups of two", {"dp": 3, "zero": 3, "shard": 0}),
         ("hsdp dp=1", "1 is not two groups of two", {"dp": 4, "shard": 2}),
+        ("hsdp dp=4 shard=4", "4 in groups of 4 are one group", {"dp": 4, "shard": 2}),
+        ("hsdp dp=3 shard=3", "3 in groups of 3 are one group", {"dp": 3, "zero": 3, "shard": 0}),
         ("hsdp dp=8", "8 × 1 = 8 devices, and there are 4", {"dp": 4, "shard": 2}),
         ("dp=2 pp=4 zero=1", "2 × 4 = 8 devices, and there are 4", {"dp": 2, "pp": 2, "zero": 1}),
         ("dp=3 pp=2 exchange=ring", "3 × 2 = 6 devices", {"dp": 2, "pp": 2}),
@@ -58,6 +77,15 @@ def applied(line: str, instead: str) -> str:
         ("zero-r dp=2 memory=0", "0 B hold nothing", {"away": ()}),
         ("zero-r dp=2 memory=2KiB", "with all activations away that can be", {"offload": "activations"}),
         ("dp=2 bucket=1GiB", "larger than all gradients of the model together", {"dp": 2}),
+        ("horovod dp=2 bucket=1GiB", "has no buckets", {"exchange": "horovod"}),
+        ("horovod dp=2 threshold=100GiB", "a threshold of 100 GiB is larger than all", {"threshold": MIB}),
+        ("p3 dp=2 slice=100GiB", "a slice of 100 GiB is larger than all gradients", {"slice": MIB}),
+        ("p3 dp=2 threshold=100GiB", "a threshold of 100 GiB is larger than all", {"threshold": MIB}),
+        ("pace dp=2 slice=100GiB", "a slice of 100 GiB is larger than all gradients", {"slice": MIB}),
+        ("bytescheduler dp=2 credit=2MiB", "a credit of 2.00 MiB is larger than all gradients", {"credit": MIB}),
+        ("bytescheduler dp=2 slice=8B credit=1B", "1 bytes is less than one of 8", {"slice": 8, "credit": 8}),
+        ("bytescheduler dp=2 slice=1MiB credit=1B", "less than one of 1000", {"slice": MIB, "credit": 1000}),
+        ("bytescheduler dp=2 credit=0", "credit of 1 or more, and it is 0", {"exchange": "bytescheduler"}),
         ("dp=2 bucket=0", "holds no gradient", {"dp": 2}),
         ("dp=2 bucket=-4MiB", "it must be zero or more", {"dp": 2}),
         ("dp=-2", "dp counts from 1, and is -2", {"dp": 1}),
@@ -69,6 +97,19 @@ def test_a_suggestion_is_accepted(line: str, why: str, then: dict) -> None:
     assert why in refused.value.why
     found = solved(applied(line, refused.value.instead))
     assert {field: getattr(found, field) for field in then} == then
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "horovod", "p3", "p3 slice=1MiB", "bytescheduler", "bytescheduler credit=5B", "bytescheduler credit=1KiB",
+        "bytescheduler slice=3B", "bytescheduler slice=1MiB", "pace", "pace slice=1MiB",
+    ],
+)  # fmt: skip
+def test_what_was_chosen_is_accepted_when_it_is_asked_for(line: str) -> None:
+    """Also where the model is smaller than all numbers that were published."""
+    found = solved(f"{line} dp=2")
+    assert replace(solved(text(found)), key=found.key) == found
 
 
 @pytest.mark.parametrize("line", ["zero3", "hsdp", "zero-r", "p3", "dataparallel", "exchange=ring", "dp=2 zero=1"])

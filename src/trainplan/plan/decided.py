@@ -25,7 +25,7 @@ def check_decided(plan: Plan, asked: str) -> None:
             raise PlanError(asked, f"{field} is a number of {' and '.join(others)}", instead)
         if field in own and field in _LEAST and value < _LEAST[field]:
             why = f"exchange={plan.exchange} wants {field} of {_LEAST[field]:g} or more, and it is {value:g}"
-            raise PlanError(asked, why, f"{field}={usual}")
+            raise PlanError(asked, why, f"{field}={f'{plan.slice}B' if field == 'credit' else usual}")
     if "fused" in own and (not plan.fused or min(plan.fused) < 1):
         why = "pace says how many gradients each fused tensor has, at least one"
         raise PlanError(asked, why, f"fused={_USUAL['fused']}, or leaving it open")
@@ -33,9 +33,6 @@ def check_decided(plan: Plan, asked: str) -> None:
         return
     if not plan.replicated:
         raise PlanError(asked, f"with dp={plan.dp} there is nothing to exchange", "dp=2")
-    if plan.zero:
-        why = f"exchange={plan.exchange} sums gradients for everybody, and zero={plan.zero} shares them out"
-        raise PlanError(asked, why, "exchange=all-reduce, or zero=0")
     if plan.exchange in BY_PRIORITY and plan.spread:
         why = f"exchange={plan.exchange} takes steps block by block as sums arrive, and of dp="
         why += f"{','.join(map(str, plan.spread))} some stages sum nothing"

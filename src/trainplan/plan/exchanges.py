@@ -16,20 +16,23 @@ BY_BACKEND = "all-reduce"  # the backend's own collective
 def check_exchange(plan: Plan, asked: str) -> None:
     """Refused where an exchange does not go with the ranks of a plan, or with its nodes."""
     if plan.exchange in (BY_BACKEND, *SERVED) or plan.replicated:  # of the latter see `served.py`
-        _nodes(plan, asked)
+        check_nodes(plan, asked)
         return
     why = f"exchange={plan.exchange} sums gradients over replicas, and every stage is on one rank only"
     raise PlanError(asked, why, "dp=2 or more, or leaving exchange out")
 
 
-def _nodes(plan: Plan, asked: str) -> None:
+def check_nodes(plan: Plan, asked: str, given: bool = False) -> None:
+    """Refused where the copies of a stage are not on such nodes as an exchange wants, or where it wants none. `given`:
+    the user said how large they are."""
     if plan.exchange != HIERARCHICAL:
-        if plan.node:
+        if given or plan.node:
             why = f"exchange={plan.exchange} does not ask which ranks share a node"
             raise PlanError(asked, why, f"leaving node out, or exchange={HIERARCHICAL}")
         return
     fits = [node for node in range(2, plan.world) if uneven(plan, node) is None]
-    instead = f"node={fits[0]}, as if there were such nodes; or exchange=ring" if fits else "exchange=ring"
+    other = "exchange=ring without node" if given else "exchange=ring"
+    instead = f"node={fits[0]}, as if there were such nodes; or {other}" if fits else other
     if plan.node < 1:
         raise PlanError(asked, f"{HIERARCHICAL} must know how many ranks a node has, and node={plan.node}", instead)
     found = uneven(plan, plan.node)

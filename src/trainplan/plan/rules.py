@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from trainplan.errors import PlanError, nearest
+from trainplan.errors import PlanError, closest
 from trainplan.plan.decided import DECIDED, check_decided, check_decided_model
 from trainplan.plan.exchanges import check_exchange
 from trainplan.plan.offload import check_offload
@@ -29,7 +29,7 @@ def check(plan: Plan, batch: int, world: int | None = None) -> Plan:
         word = getattr(plan, field)
         if word not in words and not (field == "schedule" and plan.order):
             why = f"{field} is one of {', '.join(words)}, not {word}"
-            raise PlanError(asked, why, f"{field}={nearest(word, words, 1)}")
+            raise PlanError(asked, why, f"{field}={closest(word, words)}")
     for field in ("dp", "pp", "micro", "tp", *(("bucket",) if plan.replicated else ())):
         if getattr(plan, field) < 1:
             raise PlanError(asked, f"{field} counts from 1, and is {getattr(plan, field)}", f"{field}=1")
@@ -152,7 +152,7 @@ def check_sharding(plan: Plan, asked: str) -> None:
         why = (
             f"exchange={plan.exchange} sums whole gradients, and under zero={zero} each rank gets its share of the sum"
         )
-        raise PlanError(asked, why, "exchange=all-reduce")
+        raise PlanError(asked, why, "exchange=all-reduce, or zero=0")
     if plan.lines > 1:
         what = "different numbers of ranks a stage" if plan.spread else "pipelines in two directions"
         why = f"zero={zero} shares out the states of a stage among its replicas, one rank of each; {what} have several"

@@ -24,12 +24,13 @@ says. In one line the ranks of such an order stand between bars, so that a line 
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
 from trainplan import files
-from trainplan.errors import InputError, PlanError, nearest
+from trainplan.errors import InputError, PlanError, closest, nearest
 from trainplan.plan.keys import SPLIT
 from trainplan.plan.offload import PARTITIONED, away_text, parse_away, refuse_partitioned
 from trainplan.plan.order import GIVEN, from_file, known, read
@@ -123,7 +124,7 @@ def _value(field: str, value: str, line: str) -> Any:
             if field == "schedule" and value in SYSTEMS and SYSTEMS[value].choices is not None:
                 raise PlanError(asked, f"{value} is a system, and stands first", f"{value} pp=4")
             other = ", or a file.csv" if field == "schedule" else ""
-            raise PlanError(asked, f"{field} is one of {', '.join(words)}{other}", f"{field}={_closest(value, words)}")
+            raise PlanError(asked, f"{field} is one of {', '.join(words)}{other}", f"{field}={closest(value, words)}")
         return value
     if field in _SIZES:
         try:
@@ -146,9 +147,7 @@ def _value(field: str, value: str, line: str) -> Any:
     if field == "stages":  # one stage has no cuts
         return _numbers(value, asked, "the first block of every stage but the first was expected", "stages=2,5")
     if field == "bound":
-        steps = [word.removeprefix("-") for word in value.split(",")]  # how many there may be: `served.py`
-        _numbers(",".join(steps), asked, "the steps that a worker may be ahead were expected", "bound=2, or bound=1,4")
-        return tuple(int(word) for word in value.split(","))
+        return _steps(value, asked)
     if field == "placement":
         ranks = _numbers(value, asked, "the rank of every stage was expected", "placement=0,1,1,0")
         own = sorted(set(ranks))
@@ -169,14 +168,23 @@ def _value(field: str, value: str, line: str) -> Any:
             why = f"zero is 0 (nothing is shared out), 1, 2 or 3, not {number}"
             raise PlanError(asked, why, f"zero={0 if number < 0 else 3}")
         return number
-    if number < 1:
+    if number < 1 and field != "node":  # which nodes there could be: `exchanges.py`
         raise PlanError(asked, f"{field} counts from 1, and is {number}", f"{field}=1")
     return number
 
 
-def _closest(word: str, words: tuple[str, ...]) -> str:
-    close = nearest(word, words, 1)
-    return words[0] if close.startswith("one of") else close
+def _steps(value: str, asked: str) -> tuple[int, ...]:
+    """Bounds, which may be out of range here: how many there are and how large they may be is for `served.py`."""
+    words = value.split(",")
+    if all(word.removeprefix("-").isdecimal() for word in words):
+        return tuple(map(int, words))
+    why = "the steps that a worker may be ahead were expected, in whole numbers"
+    try:
+        asked_for = [max(0.0, float(word)) for word in words]
+        fewer, more = (",".join(str(whole(steps)) for steps in asked_for) for whole in (math.floor, math.ceil))
+    except (ValueError, OverflowError):  # no number, or none that is finite
+        raise PlanError(asked, why, "bound=3, or bound=3,15 for dssp") from None
+    raise PlanError(asked, why, f"bound={fewer}, or bound={more}" if fewer != more else f"bound={fewer}")
 
 
 def _spread(value: str, asked: str) -> tuple[int, ...]:

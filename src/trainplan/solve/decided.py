@@ -18,14 +18,17 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.cluster.cluster import Cluster
+from trainplan.errors import PlanError
 from trainplan.plan.decided import MOST_PARTS
 from trainplan.plan.plan import EXCHANGE_FIELDS, Plan, Request
 from trainplan.plan.rules import micro_batches
+from trainplan.plan.text import brief
 from trainplan.predict import collectives
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.agenda import whole_threshold
 from trainplan.program.lower.buckets import stage_buckets
+from trainplan.solve.exchange import no_larger, whole_bucket
 from trainplan.solve.fusion import Tensor, fused
 from trainplan.units import KIB, MIB
 
@@ -45,6 +48,23 @@ _MANY = 48  # gradients; where there are more, those of a block are fused before
 Best = Callable[[Sequence[Prediction]], Prediction]
 
 
+def check_numbers(request: Request, profile: Profile) -> None:
+    """Refused where what goes at once is larger than all gradients together, or credits are smaller than what they are
+    for: such numbers are another's, and nobody would see."""
+    asked = f"plan {brief(request)!r}"
+    for field in EXCHANGE_FIELDS.get(request.exchange or "", ()):
+        if field in _SIZES and getattr(request, field) is not None:
+            no_larger(field, getattr(request, field), profile, asked)
+    if not request.credit or request.exchange != "bytescheduler":
+        return
+    own = [p.bytes for p in profile.parameters if p.trainable]
+    # Without a slice: the smallest that there may be, since then it is chosen with the credit.
+    least = -(-sum(own) // MOST_PARTS) if request.slice is None else min(request.slice, max(own, default=0))
+    if request.credit < least:
+        why = f"one slice is always let go, and a credit of {request.credit} bytes is less than one of {least}"
+        raise PlanError(asked, why, f"credit={least}B")
+
+
 def begun(sketch: Plan, request: Request, profile: Profile, cluster: Cluster, batch: int) -> Plan:
     """The sketch with a number wherever its exchange wants one: what was asked for, or what was published."""
     wanted = EXCHANGE_FIELDS.get(sketch.exchange, ())
@@ -57,11 +77,13 @@ def begun(sketch: Plan, request: Request, profile: Profile, cluster: Cluster, ba
     whole = sum(p.bytes for p in own)
     least = max(1, -(-whole // MOST_PARTS))  # more parts than that are refused
     published = SCHEDULER_SLICE if sketch.exchange == "bytescheduler" else P3_SLICE
+    most = whole_bucket(profile)  # larger ones make no difference, and are refused where they are asked for
+    threshold = whole_threshold(THRESHOLD, _local(sketch, cluster)) if sketch.exchange == "horovod" else 0
     usual: dict[str, Any] = {
-        "threshold": whole_threshold(THRESHOLD, _local(sketch, cluster)) if sketch.exchange == "horovod" else 0,
+        "threshold": min(threshold, most),
         "cycle": CYCLE,
-        "slice": max(published * item, least),
-        "credit": SCHEDULER_CREDIT * item,
+        "slice": max(min(published * item, most, given.get("credit", most)), least),
+        "credit": max(min(SCHEDULER_CREDIT * item, most), given.get("slice", 0)),
     }
     numbers: dict[str, Any] = {field: given.pop(field, usual.get(field)) for field in wanted if field != "fused"}
     found = replace(sketch, **given, **numbers)
@@ -71,6 +93,7 @@ def begun(sketch: Plan, request: Request, profile: Profile, cluster: Cluster, ba
 
 
 _ALL = ("threshold", "cycle", "slice", "credit", "fused")
+_SIZES = ("threshold", "slice", "credit")
 
 
 def _local(plan: Plan, cluster: Cluster) -> int:
@@ -140,14 +163,16 @@ def tuned(
     if "cycle" in left:
         fewest("cycle", _CYCLES)
     if "slice" in left and "credit" not in left:
-        others("slice", _slices(found.plan, profile))
+        most = found.plan.credit or whole
+        others("slice", [size for size in _slices(found.plan, profile) if size <= most])
     if "fused" in left:  # the dynamic program takes slices for infinitely small
         others("fused", [(1,) * sum(found.plan.fused)])
         if "slice" in left:
             others("slice", _slices(found.plan, profile))
     if "credit" in left:
         sizes = _slices(found.plan, profile)[:_TURNS] if "slice" in left else [found.plan.slice]
-        pairs = [(size, count * size) for size in sizes for count in _CREDITS]
+        most = whole_bucket(profile)
+        pairs = dict.fromkeys((size, max(size, min(count * size, most))) for size in sizes for count in _CREDITS)
         found = best([found, *(try_out(replace(found.plan, slice=size, credit=credit)) for size, credit in pairs)])
     return found
 

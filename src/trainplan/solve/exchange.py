@@ -14,7 +14,7 @@ from dataclasses import replace
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan.decided import DECIDED
-from trainplan.plan.exchanges import BY_BACKEND, HIERARCHICAL, uneven
+from trainplan.plan.exchanges import BY_BACKEND, HIERARCHICAL, check_nodes, uneven
 from trainplan.plan.plan import Plan, Request
 from trainplan.plan.text import brief
 from trainplan.predict.collectives import one_of_several
@@ -52,21 +52,28 @@ def check_bucket(request: Request, profile: Profile) -> None:
     if request.exchange in DECIDED:
         why = f"{request.exchange} decides while running what goes together, and has no buckets"
         instead = "slice" if request.exchange == "pace" else "threshold"
-        raise PlanError(asked, why, f"{instead}={max(request.bucket, 1)}B, or leaving it out")
+        raise PlanError(asked, why, f"{instead}={min(max(request.bucket, 1), most)}B without bucket, or neither")
     if request.bucket < 1:
         raise PlanError(asked, "a bucket of 0 bytes holds no gradient", "bucket=1MiB, or leaving it out")
-    if request.bucket > most:
-        size = sum(p.bytes for p in profile.parameters if p.trainable)
-        why = f"a bucket of {gib(request.bucket)} is larger than all gradients of the model together, {gib(size)}"
-        raise PlanError(asked, why, f"bucket={most // MIB}MiB, which holds them all")
+    no_larger("bucket", request.bucket, profile, asked)
+
+
+def no_larger(field: str, size: int, profile: Profile, asked: str) -> None:
+    """Refused where what goes at once is asked to be larger than all gradients together."""
+    most = whole_bucket(profile)
+    if size > most:
+        whole = sum(p.bytes for p in profile.parameters if p.trainable)
+        why = f"a {field} of {gib(size)} is larger than all gradients of the model together, {gib(whole)}"
+        raise PlanError(asked, why, f"{field}={most // MIB}MiB, which holds them all")
 
 
 def on_nodes(plan: Plan, node: int | None, cluster: Cluster) -> Plan:
     """A plan whose exchange asks where ranks are, told so: as was asked, or as the cluster has them."""
-    if plan.exchange != HIERARCHICAL:
-        return replace(plan, node=node or 0)
     if node is not None:
+        check_nodes(replace(plan, node=node), f"plan {brief(plan)!r} with node={node}", given=True)
         return replace(plan, node=node)
+    if plan.exchange != HIERARCHICAL:
+        return plan
     sizes = [len(cluster.nodes[n].devices) for n in dict.fromkeys(map(cluster.node_of, range(plan.world)))]
     if len(set(sizes)) > 1:
         why = f"the nodes of {cluster.name} have {' and '.join(map(str, sizes))} devices, and {HIERARCHICAL} wants as "

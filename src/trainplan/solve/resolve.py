@@ -37,7 +37,7 @@ from trainplan.predict.predict import Prediction, predict
 from trainplan.predict.speeds import speeds
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
-from trainplan.solve.decided import begun, tuned
+from trainplan.solve.decided import begun, check_numbers, tuned
 from trainplan.solve.exchange import FASTER, bucket_sizes, check_bucket, on_nodes, other_exchanges, whole_bucket
 from trainplan.solve.least import Least
 from trainplan.solve.limits import limited, usable
@@ -69,6 +69,7 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
     cluster, tables = limited(cluster, request.memory), tables or Tables(profile)
     request = settled(request, f"plan {brief(request)!r}")
     check_bucket(request, profile)
+    check_numbers(request, profile)
     if request.partition is not None:
         refuse(request)
     a_node = len(cluster.nodes[0].devices)

@@ -179,6 +179,10 @@ def _refuse(
         raise PlanError(asked, why, "single")
     if request.key == "hsdp" and request.shard is None and sketch.shard in (0, 1):
         raise PlanError(asked, *_no_groups(dp, most))
+    if request.key == "hsdp" and request.shard == dp > 1:
+        why = f"it shares out within groups of replicas and sums across them, and {dp} in groups of {dp} are one group"
+        groups = _hybrid(dp, inside=0)
+        raise PlanError(asked, why, f"shard={groups}" if groups > 1 else _no_groups(dp, most)[1])
     _together(request, sketch, asked)
     own = sum(sketch.spread) if sketch.spread else pp
     if sketch.servers and sketch.world > world:
