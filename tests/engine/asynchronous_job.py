@@ -11,6 +11,7 @@ from trainplan.engine.asynchronous import Applied
 from trainplan.engine.oracle import optimizer_state
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.plan import Plan
+from trainplan.program.staleness import NO_END, State, bound_of
 from trainplan.program.timeline import Event
 
 
@@ -51,3 +52,18 @@ def train(
         shard = trainer.part.shard
         found.state, found.record = optimizer_state(shard.optimizer, shard.parameters), trainer.server.applied
     return found
+
+
+def by_the_rule(plan: Plan, record: list[Applied]) -> None:
+    """Whoever was released is whom the rule releases, told the same moments, also when workers left; and nobody was
+    further ahead than the bound says."""
+    bound = bound_of(plan.exchange, plan.bound)
+    state = State(plan.dp)
+    for entry in record:
+        if entry.worker >= 0:
+            released = state.push(entry.worker, entry.moment, bound)
+        else:
+            released = state.lose(entry.left, bound)
+        assert tuple(released) == entry.released
+        slowest = state.clock[state.alive].min(initial=NO_END)
+        assert all(state.clock[worker] - slowest <= bound[1] for worker in entry.released)

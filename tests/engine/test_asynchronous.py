@@ -20,7 +20,7 @@ from trainplan.program.lower import lower
 from trainplan.program.lower.backend import backend
 from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import Kind
-from trainplan.program.staleness import State, bound_of
+from trainplan.program.staleness import State
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 SIZES = (8, 7, 8, 8)
@@ -79,13 +79,7 @@ def within(planned: Plan, record: list[Applied]) -> None:
     assert sorted((e.worker, e.number) for e in record if e.worker >= 0) == [
         (worker, number) for worker in range(planned.dp) for number in range(len(SIZES))
     ]
-    lower, upper = bound_of(planned.exchange, planned.bound)
-    state = State(planned.dp)
-    for entry in (e for e in record if e.worker >= 0):
-        released = state.push(entry.worker, entry.moment, (lower, upper))
-        if lower == upper:  # the moments do not matter
-            assert tuple(released) == entry.released
-        assert all(state.clock[worker] - state.clock.min() <= upper for worker in entry.released)
+    asynchronous_job.by_the_rule(planned, record)
 
 
 def hold(planned: Plan, ranks: list, want: Replayed) -> None:
@@ -114,6 +108,23 @@ def timeline(planned: Plan, model: str, optimizer: str, fields: dict, ranks: lis
             names = [event.name for event in sorted(found.events, key=lambda e: e.start) if event.kind in compute]
             assert names == [program.name(op) for op in ops if Kind(program.kind[op]).name in compute]
         assert sorted(events) == sorted(wanted)
+
+
+def test_another_moment_or_another_release_would_be_noticed() -> None:
+    """Of dssp, whose bound moves with the moments of pushes: worker 0 pushes every second, worker 1 every 4 seconds."""
+    planned = plan(dp=2, servers=1, exchange="dssp", bound=(0, 3), blocks=4)
+    moments = sorted([*((float(k), 0) for k in range(1, 4)), (4.0, 1), (8.0, 1), (8.5, 0), (9.5, 0), (10.5, 0)])
+    state, record, numbers = State(2), list[Applied](), [0, 0]
+    for moment, worker in moments:
+        released = state.push(worker, moment, (0, 3))
+        record.append(Applied(worker, numbers[worker], moment, 0, tuple(released)))
+        numbers[worker] += 1
+    asynchronous_job.by_the_rule(planned, record)
+    changed = [replace(e, moment=e.moment + 3.6) if e.moment == 8.5 else e for e in record]
+    more = [replace(e, released=(0, 1)) if e.moment == 9.5 else e for e in record]
+    for other in (changed, more):
+        with pytest.raises(AssertionError):
+            asynchronous_job.by_the_rule(planned, other)
 
 
 def test_pieces_of_a_parameter_need_an_optimizer_that_takes_them() -> None:

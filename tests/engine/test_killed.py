@@ -6,14 +6,17 @@ import platform
 import random
 import re
 import time
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.engine.asynchronous_job import by_the_rule
 from tests.engine.killed import LAST_WORDS
-from trainplan.engine.asynchronous import Applied, histogram, load
+from trainplan.engine.asynchronous import LOST, Applied, histogram, load
 from trainplan.engine.compare import compare, replayed
 from trainplan.engine.independent import run_each
 from trainplan.engine.job import Job
@@ -27,20 +30,28 @@ from trainplan.plan.text import brief, to_json
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.machine import describe
+from trainplan.profile.structure import structure
+from trainplan.program.lower import lower
+from trainplan.program.ops import Kind
 from trainplan.workload.load import load as load_workload
 
 MODEL = f"{Path(__file__).parent / 'user_model.py'}:build"
 ROOT = Path(__file__).parents[2]
 STEPS, BATCH = 5, 6
-OPERATIONS = STEPS * (1 + 1 + 4 + 4)  # of a worker: forward, backward, four loads to the server, and four back
 ASP = plan(dp=3, servers=1, exchange="ps-asp", blocks=4, bucket=200)
+KILLED = {
+    "ps-asp": ASP,
+    "two-servers": replace(ASP, servers=2, split=4),
+    "ssp": replace(ASP, servers=2, split=4, exchange="ssp", bound=(1,)),
+}
 SSP = plan(dp=2, servers=1, exchange="ssp", bound=(1,), blocks=4, bucket=200)
 
 
-def ran(chosen: Plan, folder: Path, **trouble: str) -> RunResult:
+def ran(chosen: Plan, folder: Path, again: str = "", **trouble: str) -> RunResult:
     job = Job(
-        MODEL, to_json(chosen), BATCH, STEPS, str(folder), warm_up=STEPS, reference=False, keep_state=True, double=True
-    )
+        MODEL, to_json(chosen), BATCH, STEPS, str(folder), warm_up=STEPS, reference=False, keep_state=True, double=True,
+        again=again,
+    )  # fmt: skip
     own = environment()
     own["PYTHONPATH"] = os.pathsep.join([str(ROOT), own["PYTHONPATH"]])
     log, module = folder / "ranks.log", "tests.engine.killed"
@@ -48,7 +59,8 @@ def ran(chosen: Plan, folder: Path, **trouble: str) -> RunResult:
 
 
 def replays(chosen: Plan, folder: Path) -> list[list[Applied]]:
-    """The weights that the servers of a run ended with are those that its record leads to."""
+    """The weights that the servers of a run ended with are those that its record leads to, and whoever went on was
+    released by the rule."""
     workload = in_double(load_workload(MODEL))
     skeleton = Skeleton(workload.build)
     skeleton.model.train()
@@ -59,20 +71,38 @@ def replays(chosen: Plan, folder: Path) -> list[list[Applied]]:
         assert there.keys() == want.weights[server].keys()
         for name, weight in there.items():
             torch.testing.assert_close(weight, want.weights[server][name], rtol=1e-9, atol=1e-12)
-    return [load(folder / f"arrivals-{server}.json") for server in range(chosen.servers)]
+    records = [load(folder / f"arrivals-{server}.json") for server in range(chosen.servers)]
+    for record in records:
+        by_the_rule(chosen, record)
+    return records
 
 
 # -- workers that are killed ----------------------------------------------------------------------------------------
 
-SEEDS = 50
+SLOW = [pytest.mark.slow]
+SEEDS = {"ps-asp": 50, "two-servers": 4, "ssp": 2}
 KEPT = ROOT / "benchmarks/data/kills.json"
 COMMAND = f'pytest tests/engine/test_killed.py -k is_killed -m "slow or not slow" --kills {KEPT.relative_to(ROOT)}'
 
 
-def drawn(seed: int) -> tuple[int, int]:
+@cache
+def operations(name: str) -> int:
+    """That a worker does in a step: forward, backward (one, for all its pieces), what it sends to every server, and
+    what comes back."""
+    workload = in_double(load_workload(MODEL))
+    captured = capture(workload.build().train(), workload.inputs(2, 0), workload.loss, device="cpu")
+    program = lower(KILLED[name], structure(captured, workload, workload.inputs(2, 0)), BATCH, steps=1)
+    kinds = [Kind(program.kind[op]) for op in program.lists.row(0)]
+    return 1 + 1 + kinds.count(Kind.SEND_G) + kinds.count(Kind.RECV_W)
+
+
+def drawn(name: str, seed: int) -> tuple[int, int]:
     """Who is killed, and before which of its operations."""
     draw = random.Random(seed)
-    return draw.randrange(ASP.dp), draw.randint(1, OPERATIONS)
+    return draw.randrange(KILLED[name].dp), draw.randint(1, STEPS * operations(name))
+
+
+PLANS = {name: brief(chosen) for name, chosen in KILLED.items()}
 
 
 def keep(path: str | None, row: dict[str, Any]) -> None:
@@ -80,68 +110,99 @@ def keep(path: str | None, row: dict[str, Any]) -> None:
     if path is None:
         return
     file = Path(path)
-    rows = [r for r in json.loads(file.read_text())["rows"] if r["seed"] != row["seed"]] if file.exists() else []
+    kept = json.loads(file.read_text())["rows"] if file.exists() else []
+    rows = [r for r in kept if (r["of"], r["seed"]) != (row["of"], row["seed"])]
     about = {
         "machine": describe(torch.device("cpu")), "torch": torch.__version__, "python": platform.python_version(),
-        "made": time.strftime("%Y-%m-%d", time.gmtime()), "command": COMMAND, "plan": brief(ASP), "steps": STEPS,
+        "made": time.strftime("%Y-%m-%d", time.gmtime()), "command": COMMAND, "plans": PLANS, "steps": STEPS,
     }  # fmt: skip
-    rows = sorted([*rows, row], key=lambda r: r["seed"])
+    rows = sorted([*rows, row], key=lambda r: (list(KILLED).index(r["of"]), r["seed"]))
     file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, SEEDS))], ids=lambda s: f"ps-asp-{s}"
-)
-@pytest.mark.system("ps-asp", "R")
+    ("name", "seed"),
+    [
+        pytest.param(
+            name, seed, id=f"{name}-{seed}",
+            marks=[pytest.mark.system(KILLED[name].exchange, "R"), *SLOW * bool(seed or name == "ssp")],
+        )
+        for name, seeds in SEEDS.items() for seed in range(seeds)
+    ],
+)  # fmt: skip
 @pytest.mark.usefixtures("quick_start")
-def test_a_worker_is_killed(seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_worker_is_killed(name: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """At an operation drawn by lot: the run ends, the others have done all their steps, the record has every push that
     the victim had an answer to, and replays to the weights: what was applied is in them, and no half of a push."""
-    victim, at = drawn(seed)
-    row: dict[str, Any] = {"seed": seed, "victim": victim, "at": at, "ended": False}
+    chosen, (victim, at) = KILLED[name], drawn(name, seed)
+    row: dict[str, Any] = {"of": name, "seed": seed, "victim": victim, "at": at, "ended": False}
     began = time.monotonic()
     try:
-        result = ran(ASP, tmp_path, VICTIM=str(victim), AT=str(at))
+        result = ran(chosen, tmp_path, VICTIM=str(victim), AT=str(at))
         row |= {"ended": True, "lost": result.lost, **json.loads((tmp_path / LAST_WORDS).read_text())}
-        applied = [e for e in load(tmp_path / "arrivals-0.json") if e.worker >= 0]
-        row |= {"applied": [sum(e.worker == worker for e in applied) for worker in range(ASP.dp)]}
-        (record,) = replays(ASP, tmp_path)
-        row |= {"found": sum(histogram(record).values())}  # updates that lead to the weights which are there
+        records = [load(tmp_path / f"arrivals-{server}.json") for server in range(chosen.servers)]
+        row |= {"applied": [[sum(e.worker == w for e in own) for w in range(chosen.dp)] for own in records]}
+        replays(chosen, tmp_path)
+        row |= {"found": [sum(histogram(own).values()) for own in records]}  # that lead to the weights which are there
     finally:
         keep(request.config.getoption("--kills"), row | {"seconds": round(time.monotonic() - began, 1)})
     held(row)
     assert len(result.losses) == STEPS
-    pushed = [[e.number for e in record if e.worker == worker] for worker in range(ASP.dp)]
-    assert pushed == [list(range(count)) for count in row["applied"]]
+    pushed = [[[e.number for e in own if e.worker == worker] for worker in range(chosen.dp)] for own in records]
+    assert pushed == [[list(range(count)) for count in counts] for counts in row["applied"]]
 
 
 def held(row: dict[str, Any]) -> None:
     """What became of a run is what should."""
-    victim, at = drawn(row["seed"])
+    victim, at = drawn(row["of"], row["seed"])
+    servers = KILLED[row["of"]].servers
     assert (row["victim"], row["at"]) == (victim, at)
     assert row["ended"]
     assert row["lost"] == [victim]
-    assert row["step"] == (at - 1) // (OPERATIONS // STEPS)
-    assert row["found"] == sum(row["applied"])
-    for worker, applied in enumerate(row["applied"]):
-        if worker != victim:
-            assert applied == STEPS
-        else:  # what it had an answer to was applied; of what it never sent nothing can be
-            assert row["answered"] <= applied <= row["step"] + 1
+    assert row["step"] == (at - 1) // operations(row["of"])
+    assert len(row["applied"]) == len(row["found"]) == servers
+    assert row["found"] == [sum(counts) for counts in row["applied"]]
+    assert max(counts[victim] for counts in row["applied"]) >= row["answered"]
+    for counts in row["applied"]:
+        for worker, applied in enumerate(counts):
+            if worker != victim:
+                assert applied == STEPS
+            else:  # what it had an answer to was applied (by the first of several), and nothing it never sent
+                assert row["answered"] - (servers > 1) <= applied <= row["step"] + 1
 
 
 def test_fifty_workers_were_killed() -> None:
     """The record of all seeds, of which this suite runs one: none hung, and no update that was applied was lost."""
     kept = json.loads(KEPT.read_text())
-    assert (kept["command"], kept["plan"], kept["steps"]) == (COMMAND, brief(ASP), STEPS)
-    assert [row["seed"] for row in kept["rows"]] == list(range(SEEDS))
+    assert (kept["command"], kept["plans"], kept["steps"]) == (COMMAND, PLANS, STEPS)
+    assert [(row["of"], row["seed"]) for row in kept["rows"]] == [
+        (n, s) for n, count in SEEDS.items() for s in range(count)
+    ]
     for row in kept["rows"]:
         held(row)
         assert row["seconds"] < TIMEOUT.total_seconds()  # no rank waited until it was told to stop waiting
     kinds = {re.sub(r"[^A-Z_]", "", row["operation"]) for row in kept["rows"]}
     assert kinds == {"F", "B", "SEND_G", "RECV_W"}  # the lot fell on every kind
-    partly = [row for row in kept["rows"] if row["applied"][row["victim"]] < row["step"] + 1]
+    partly = [row for row in kept["rows"] if min(c[row["victim"]] for c in row["applied"]) < row["step"] + 1]
     assert any("SEND_G" in row["operation"] for row in partly)  # some died with a push half sent
+
+
+@pytest.mark.system("ssp", "R")
+@pytest.mark.usefixtures("quick_start")
+def test_a_loss_is_repeated(tmp_path: Path) -> None:
+    """Worker 1 dies in its second step. When servers repeat what they recorded, it is there, and left to itself at the
+    same place: the others do not wait for it, and the weights are the same."""
+    then, now = tmp_path / "then", tmp_path / "now"
+    for folder in (then, now):
+        folder.mkdir()
+    assert ran(SSP, then, VICTIM="1", AT="12").lost == [1]
+    assert ran(SSP, now, again=str(then), VICTIM="none").lost == [1]
+    (first,), (second,) = replays(SSP, then), [load(now / "arrivals-0.json")]
+    assert [(e.whose, e.number, e.released) for e in second] == [(e.whose, e.number, e.released) for e in first]
+    assert next((e.left, e.number) for e in first if e.worker < 0) == (1, LOST)
+    weights = [torch.load(folder / "rank-2.pt", weights_only=False)["weights"] for folder in (then, now)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 @pytest.mark.system("ssp", "R")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.engine import sleeping
-from tests.engine.systems import Case
+from tests.engine.systems import FUSED, Case
 from tests.engine.test_sleeping import CLOSE, TRIES
 from tests.engine.test_timeline import decided, hold, measured, program_of
 from trainplan.bench.pool import pool
@@ -25,7 +25,7 @@ from trainplan.engine.trainer import Trainer
 from trainplan.errors import InputError, PlanError
 from trainplan.plan.plan import Plan, plan
 from trainplan.predict.predict import predict
-from trainplan.program.agenda import Agendas
+from trainplan.program.agenda import Agenda, Agendas
 
 BLOCK = 4 * (sleeping.WIDTH**2 + 2 * sleeping.WIDTH)  # bytes of gradients of a block
 RATE = BLOCK / 56e-3  # bytes a second
@@ -133,40 +133,67 @@ def test_horovod_takes_as_long_as_predicted_and_credit_for_everything_is_first_i
 # -- replay ---------------------------------------------------------------------------------------------------------
 
 HOROVOD = Case("horovod", "tied", {"dp": 2, "exchange": "horovod", "threshold": 400, "cycle": 1e-3})
-BACKWARDS = ((), ((14,), (13, 12)), ((11, 10, 9, 8, 7, 6), (5, 4, 3), (2, 1, 0)))  # that nobody would decide
+REPLAYED = [
+    HOROVOD,
+    Case("p3", "tied", {"dp": 2, "exchange": "p3", "slice": 100}),
+    Case("bytescheduler", "tied", {"dp": 2, "exchange": "bytescheduler", "slice": 64, "credit": 150}),
+    Case("pace", "tied", {"dp": 2, "exchange": "pace", "slice": 150, "fused": FUSED["tied"]}),
+]
 
 
-def follow(rank: int, world: int, agendas: list[Agendas]) -> tuple[list, list[Agendas]]:
+def backwards(agenda: Agenda) -> Agenda:
+    """The same parts in an order that nobody would decide: the first are ready last. The first round has none, the
+    second two by themselves, and what is left is summed by threes, where parts may be put together at all.
+
+    >>> backwards((((0,), (1,)), ((2,), (3,))))
+    ((), ((3,), (2,)), ((1,), (0,)))
+    >>> backwards((((0, 1),), ((2, 3, 4, 5),)))
+    ((), ((5,), (4,)), ((3, 2, 1), (0,)))
+    """
+    parts = sorted((part for round_ in agenda for together in round_ for part in together), reverse=True)
+    several = 3 if any(len(together) > 1 for round_ in agenda for together in round_) else 1
+    rest = [tuple(parts[at : at + several]) for at in range(2, len(parts), several)]
+    return ((), tuple((part,) for part in parts[:2]), tuple(rest))
+
+
+def follow(rank: int, world: int, case: Case, agendas: list[Agendas]) -> tuple[list, list[Agendas]]:
     from tests.engine import jobs
 
-    job, model, captured = jobs.built(HOROVOD.model, HOROVOD.optimizer)
+    job, model, captured = jobs.built(case.model, case.optimizer)
     values = jobs.values_of(model)
-    trainer = Trainer(HOROVOD.plan, job, captured, lambda names: values, seed=7)
-    with pytest.raises(InputError, match="a step has 15"):
+    trainer = Trainer(case.plan, job, captured, lambda names: values, seed=7)
+    count = sum(len(together) for round_ in agendas[0][0] for together in round_)
+    with pytest.raises(InputError, match=f"a step has {count}"):
         trainer.replay([{0: agendas[0][0][:-1]}])
     trainer.replay(agendas)
     trainer.record()
     for number in range(2):
         trainer.step(job.inputs(8, seed=number))
+    trainer.settle()
     events, found = trainer.events(8), list(trainer.agendas)
     dist.barrier()
     trainer.close()
     return events, found
 
 
-@pytest.mark.system("horovod", "R")
-def test_horovod_decisions_can_be_replayed() -> None:
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.system(case.key, "R"), id=case.key) for case in REPLAYED]
+)
+def test_decisions_can_be_replayed(case: Case) -> None:
     """What was decided, and what never would be: the timeline is that of the program of the agenda."""
-    agendas = [decided(HOROVOD)[0], {0: BACKWARDS}]
-    results = pool(2).run(follow, agendas)
+    once = decided(case)[0]
+    agendas = [once, {0: backwards(once[0])}]
+    assert agendas[1] != once
+    results = pool(2).run(follow, case, agendas)
     assert all(found == agendas for _, found in results)
-    hold(program_of(HOROVOD, agendas), {rank: events for rank, (events, _) in enumerate(results)})
+    hold(program_of(case, agendas), {rank: events for rank, (events, _) in enumerate(results)})
 
 
-def test_another_decision_would_be_noticed() -> None:
-    events, agendas = measured(HOROVOD), decided(HOROVOD)
+@pytest.mark.parametrize("case", REPLAYED, ids=lambda case: case.key)
+def test_another_decision_would_be_noticed(case: Case) -> None:
+    events, agendas = measured(case), decided(case)
     with pytest.raises(AssertionError):
-        hold(program_of(HOROVOD, [{0: BACKWARDS}, agendas[1]]), events)
+        hold(program_of(case, [{0: backwards(agendas[0][0])}, agendas[1]]), events)
 
 
 def refused(rank: int, world: int, choices: Plan, optimizer: str) -> str:

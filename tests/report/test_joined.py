@@ -50,6 +50,31 @@ def test_what_is_left_of_a_step_is_waiting_for_the_others():
     assert shares(step) == {("0F0", 0): 1, (WAIT, 0): 4, ("1F0", 1): 5}
 
 
+def test_workers_of_asynchronous_servers_have_the_mean_of_all_their_steps():
+    """Worker 0 is three times as fast as worker 1, and through before that ends its first step; the server is worker
+    2. Nothing of what they did is missing, and what each did a step adds up to the mean step."""
+
+    def events(fast, slow):
+        for step in range(3):
+            for rank, each in ((0, fast), (1, slow)):
+                copy, unit, name = "^1" * rank, ".1" * rank, f"@{step}" if step else ""
+                yield f"0F0{copy}{name}", "F", rank, step * each, step * each + 0.5 * each
+                yield f"0RECV_W0>2{copy}{name}", "RECV_W", rank, step * each + 0.9 * each, (step + 1) * each
+                yield f"2STEP{unit}{copy}{name}", "STEP", 2, step * each + 0.6 * each, step * each + 0.8 * each
+
+    measured = timeline("measured", *events(1.0, 3.0), world=3, steps=3)
+    predicted = timeline("predicted", *events(2.0, 2.5), world=3, steps=3)
+    found = join(predicted, measured)
+    assert (found.only_predicted, found.only_measured, found.steps, found.mean) == ((), (), 3, True)
+    assert found.total.measured_s == pytest.approx(3.0)
+    assert found.total.predicted_s == pytest.approx(2.5)
+    assert {r.name: r.measured_s for r in found.ops}["0F0"] == pytest.approx(0.5)
+    assert "mean of 3" in found.summary()
+    (step,) = steps(measured)
+    for rank in range(3):
+        assert sum(s.seconds for s in step.shares if s.rank == rank) == pytest.approx(step.seconds)
+
+
 @pytest.mark.parametrize("line", ["single", "ddp", "dp=2 pp=2", "gpipe", "naive"])
 def test_shares_of_a_rank_add_up_to_the_step(line):
     profile, there = model(), cluster("2x2xTitanRTX")

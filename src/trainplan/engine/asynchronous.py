@@ -6,14 +6,16 @@ clock plays) who is released by it. A push counts only when all of it has arrive
 nothing is applied; of what was applied before, nothing is lost. A worker that is gone keeps nobody waiting.
 
 What happened is kept, push by push (`Applied`): a server that is given such a record does the same again, whoever
-comes first this time, and so does one process alone (`replay.py`).
+comes first this time, and so does one process alone (`replay.py`). The moments are those that the rule was told, and
+workers that left are in it too, so what was released can be worked out again. A worker that was lost then is left to
+itself at the same place, also if it is there this time.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -32,18 +34,25 @@ from trainplan.program.ops import Kind
 from trainplan.program.staleness import State, bound_of
 
 GOODBYE = -1  # the number of a push that is none: its worker has done all its steps
+LOST = -2  # ... or it was lost
 _LEAVING = 10.0  # seconds for threads to end when all workers have said goodbye
 
 
 @dataclass(frozen=True)
 class Applied:
-    """One entry of a server's record: a push that was applied (or a worker that was lost), and who was released."""
+    """One entry of a server's record: a push that was applied (or a worker that left), and who was released."""
 
-    worker: int  # -1: a worker was lost, and nothing applied
-    number: int  # of the push, among its worker's
-    moment: float  # seconds
+    worker: int  # -1: a worker left, and nothing was applied
+    number: int  # of the push, among its worker's; GOODBYE or LOST
+    moment: float  # seconds: when all of it had arrived
     staleness: int  # updates that the weights behind the push lacked
     released: tuple[int, ...]
+    left: int = -1  # the worker that left
+
+    @property
+    def whose(self) -> int:
+        """The worker that pushed, or left."""
+        return self.worker if self.worker >= 0 else self.left
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ class Server:
         self._pulled = [0] * self.workers  # the version that each worker has
         self._leaving: set[int] = set()
         self._sent: list[list[Pending]] = [[] for _ in range(self.workers)]
+        self._alone: set[int] = set()  # workers that were lost when the record was made, and are here now
         self._queue: SimpleQueue[_Arrived] = SimpleQueue()
         self._ops = {(i.kind, i.unit, i.peer): i for i in runner.list}
         self._threads = [
@@ -131,11 +141,16 @@ class Server:
                 self._apply(arrived)
 
     def _next(self) -> _Arrived:
-        """What arrives next; or, where a record says whose turn it is, what that worker has pushed."""
+        """What arrives next; or, where a record says whose turn it is, what that worker has pushed, or that it left."""
         while True:
-            turn = self._again[len(self.applied)].worker if len(self.applied) < len(self._again) else None
+            then = self._again[len(self.applied)] if len(self.applied) < len(self._again) else None
+            turn = then.whose if then else None
+            if then is not None and then.number == LOST:
+                self._alone.add(then.left)
+                self._parked.pop(then.left, None)
+                return _Arrived(then.left, GOODBYE, {}, lost="as it was when the record was made")
             if turn in self._parked:
-                return self._parked.pop(turn)
+                return self._as_then(then, self._parked.pop(turn))
             if turn is None and self._parked:
                 return self._parked.pop(next(iter(self._parked)))
             try:
@@ -144,9 +159,20 @@ class Server:
                 waiting = [w for w in range(self.workers) if self.state.alive[w] and w not in self._leaving]
                 why = f"nothing has come from workers {waiting} for {TIMEOUT.total_seconds():g} s"
                 raise RunError(f"server {self.rank - self.plan.workers}", why) from None
-            if arrived.number == GOODBYE or turn is None or arrived.worker == turn:
-                return arrived
+            if arrived.worker in self._alone:
+                continue
+            if turn is None or arrived.worker == turn:
+                return self._as_then(then, arrived)
             self._parked[arrived.worker] = arrived
+
+    def _as_then(self, then: Applied | None, arrived: _Arrived) -> _Arrived:
+        """What has arrived, if it is what a record has at this place."""
+        if then is None or (then.number == arrived.number and not arrived.lost):
+            return arrived
+        what = f"worker {arrived.worker} left" if arrived.number == GOODBYE else f"push {arrived.number} came"
+        had = "that it left" if then.number == GOODBYE else f"its push {then.number}"
+        why = f"{what}{f' ({arrived.lost})' if arrived.lost else ''}, and the record has {had} there"
+        raise RunError("repeating what servers recorded", why, "the record of a run with as many steps")
 
     def _apply(self, push: _Arrived) -> None:
         start = now()
@@ -156,7 +182,8 @@ class Server:
         op = self._ops[Kind.STEP, push.worker, -1]
         self.rows.append((push.number, op.op, start, now(), 0))
         stale = self.version - 1 - self._pulled[push.worker]
-        self._note(push.worker, push.number, stale, self.state.push(push.worker, push.moment, self.bound))
+        released = self.state.push(push.worker, push.moment, self.bound)
+        self._note(Applied(push.worker, push.number, push.moment, stale, tuple(released)))
 
     def _leave(self, goodbye: _Arrived) -> None:
         """A worker is done, or was lost: in either case nobody waits for it any longer."""
@@ -164,16 +191,15 @@ class Server:
         if goodbye.lost:
             print(f"worker {goodbye.worker} is gone after {self.state.clock[goodbye.worker]} pushes: {goodbye.lost}")
         released = self.state.lose(goodbye.worker, self.bound)
-        if released:
-            self._note(-1, GOODBYE, 0, released)
+        self._note(Applied(-1, LOST if goodbye.lost else GOODBYE, now(), 0, tuple(released), goodbye.worker))
 
-    def _note(self, worker: int, number: int, stale: int, released: list[int]) -> None:
+    def _note(self, entry: Applied) -> None:
         place = len(self.applied)
         if place < len(self._again):  # as it was then
-            released = list(self._again[place].released)
-        self.applied.append(Applied(worker, number, now(), stale, tuple(released)))
-        for one in released:
-            self._give(one)
+            entry = replace(entry, released=self._again[place].released)
+        self.applied.append(entry)
+        for worker in entry.released:
+            self._give(worker)
 
     def _give(self, worker: int) -> None:
         """Send a worker the weights as they are now: copies, since the next push changes them."""
@@ -194,8 +220,9 @@ class Server:
 
     def close(self) -> None:
         """Leave when all workers have said goodbye, or are gone."""
-        for thread in self._threads:
-            thread.join(_LEAVING)
+        for worker, thread in enumerate(self._threads):
+            if worker not in self._alone:
+                thread.join(_LEAVING)
 
     def save(self, path: Path) -> None:
         """Write what happened, for `load`."""

@@ -70,7 +70,8 @@ class StepResult:
     """What one step did, as this rank knows it."""
 
     step: int
-    loss: float | None  # of the whole batch; None on ranks that do not hold the last stage
+    # Of the whole batch; of asynchronous servers what this worker adds to it; None on ranks without the last stage.
+    loss: float | None
     seconds: float
     samples: int
 

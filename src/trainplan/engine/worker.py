@@ -31,6 +31,7 @@ from trainplan.engine.recorder import now
 from trainplan.engine.trainer import StepResult, Trainer, build
 from trainplan.engine.world import join, leave, tell, told
 from trainplan.errors import TrainplanError
+from trainplan.plan.rules import of_replicas
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.reference import Reference
 from trainplan.workload.workload import Batch, Workload
@@ -197,7 +198,8 @@ def _train(trainer: Trainer, job: Job, out: Path, start: Begun) -> Measurement:
         steps.append(result)
         if speaks:
             done, memory = trainer.steps_done - first, peak_bytes(trainer.device)
-            _say(result, trainer.rank, trainer.workload, memory, last, started, done, last - first)
+            shown = dataclasses.replace(result, loss=own_loss(result, trainer))
+            _say(shown, trainer.rank, trainer.workload, memory, last, started, done, last - first)
         if job.save_every and trainer.steps_done % job.save_every == 0:
             keep_steps(out, trainer.rank, steps)  # before: where there is a checkpoint, every rank has kept them
             checkpoint.save(trainer, out / f"checkpoint-{trainer.steps_done}")
@@ -211,6 +213,14 @@ def _train(trainer: Trainer, job: Job, out: Path, start: Begun) -> Measurement:
         seconds=(*(step.seconds for step in earlier), *measured.seconds),
         losses=(*(step.loss for step in earlier), *measured.losses),
     )
+
+
+def own_loss(result: StepResult, trainer: Trainer) -> float | None:
+    """The loss of a step. Workers of asynchronous servers have no steps in common, so of each it is that of its own
+    samples, and what it adds to the loss of a batch is their share of that."""
+    if result.loss is None or not trainer.is_asynchronous:
+        return result.loss
+    return result.loss * result.samples / of_replicas(trainer.plan, result.samples)[trainer.replica]
 
 
 def _say(

@@ -6,6 +6,7 @@ operation that comes next, because that is what was waited for. Waiting for a me
 waiting for the other members of a collective to that collective. What is left at the end of a step, while other ranks
 still work, is `wait`. Where steps overlap, a step is what happens from the end of one's passes to that of the next.
 Inputs that are loaded ahead are waited for by nobody until the step before is over; so that is where they begin.
+Workers of asynchronous servers have no steps in common: there it is all steps together, and a mean of them is told.
 
 So the seconds of all operations of a rank add up to its step, and differences between a predicted and a measured
 timeline add up to the difference of their steps.
@@ -42,6 +43,7 @@ class Step:
     number: int
     seconds: float
     shares: tuple[Share, ...]
+    of: int = 1  # steps that this is the mean of
 
 
 def steps(timeline: Timeline) -> list[Step]:
@@ -50,6 +52,12 @@ def steps(timeline: Timeline) -> list[Step]:
     for event in timeline.events:
         key = parse(event.name)
         by_step[key.step].append(replace(event, name=name(replace(key, step=0))))
+    every, count = [event for events in by_step.values() for event in events], len(by_step)
+    if _apart(every):
+        begin, end = min(e.start for e in every), max(e.end for e in every)
+        whole = [share for rank in range(timeline.world) for share in _shared(every, rank, begin, end)]
+        shares = [replace(share, seconds=share.seconds / count) for share in whole]
+        return [Step(max(by_step), (end - begin) / count, tuple(shares), count)]
     found = []
     for number, events, begin, end in _overlapping(by_step):
         shares = [share for rank in range(timeline.world) for share in _shared(events, rank, begin, end)]
@@ -72,6 +80,17 @@ def _behind(events: list[Event], moment: float) -> list[Event]:
     return [
         replace(e, start=max(e.start, moment, begin), end=max(e.end, begin)) if e.kind == "LOAD" else e for e in events
     ]
+
+
+def _apart(events: Iterable[Event]) -> bool:
+    """Whether workers go on without each other: somewhere nothing is computed but steps, one for what each pushes."""
+    steps, passes = defaultdict[int, set[int]](set), set[int]()
+    for event in events:
+        if event.kind == "STEP":
+            steps[event.rank].add(parse(event.name).pipeline)
+        elif event.kind in ("F", "B"):
+            passes.add(event.rank)
+    return any(len(whose) > 1 for rank, whose in steps.items() if rank not in passes)
 
 
 def _overlapping(by_step: dict[int, list[Event]]) -> list[tuple[int, list[Event], float, float]]:

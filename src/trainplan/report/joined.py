@@ -61,6 +61,7 @@ class Joined:
     ops: tuple[Row, ...]  # the same, for every operation of every rank
     noise: float | None  # how far two halves of the measurement are apart, relative; None: one step has no halves
     steps: int  # that were measured
+    mean: bool = False  # of all steps together, since workers had none in common; else medians of steps
     only_predicted: tuple[str, ...] = ()
     only_measured: tuple[str, ...] = ()
 
@@ -85,15 +86,19 @@ class Joined:
         """One line: how far off, and how far off one can tell."""
         error = self.total.error or 0.0
         of = f"median of {self.steps} steps" if self.steps > 1 else "one step"
+        what = f"from the first operation of a step to its last ({of})"
+        if self.mean:
+            what = f"a step (mean of {self.steps}, which workers did without waiting for each other)"
         return (
-            f"predicted {seconds(self.total.predicted_s)}, measured {seconds(self.total.measured_s)} from the first "
-            f"operation of a step to its last ({of}): error {percent(error)}, noise floor {noise_words(self.noise)}"
+            f"predicted {seconds(self.total.predicted_s)}, measured {seconds(self.total.measured_s)} {what}: error "
+            f"{percent(error)}, noise floor {noise_words(self.noise)}"
         )
 
     def to_json(self) -> dict[str, Any]:
         return {
             "plan": self.title, "total": self.total.to_json(), "kinds": [row.to_json() for row in self.kinds],
             "ops": [row.to_json() for row in self.ops], "noise": self.noise, "steps": self.steps,
+            "mean": self.mean,
             "only_predicted": list(self.only_predicted), "only_measured": list(self.only_measured),
         }  # fmt: skip
 
@@ -127,7 +132,8 @@ def join(predicted: Timeline, measured: Timeline) -> Joined:
         kinds=tuple(sorted(mean, key=_by_size)),
         ops=tuple(sorted((row for row in ops if row.name != WAIT), key=lambda row: (*_by_size(row), row.rank))),
         noise=noise_floor([step.seconds for step in seen]),
-        steps=len(seen),
+        steps=sum(step.of for step in seen),
+        mean=seen[0].of > 1,
         only_predicted=_missing(planned, real),
         only_measured=_missing(real, planned),
     )
