@@ -102,7 +102,8 @@ def test_candidates_are_the_systems_that_run(monkeypatch) -> None:
     built = {key for key, row in SYSTEMS.items() if row.choices is not None}
     assert set(found.values()) == set(systems()) <= built
     assert {"single", "ddp", "zero3", "gpipe", "dapple", "zb-h1", "ps-bsp"} <= set(systems())
-    assert found["ps-bsp dp=3 servers=1"] == "ps-bsp"
+    assert found["ps-bsp dp=3 servers=1"] == found["ps-bsp dp=2 servers=2"] == "ps-bsp"
+    assert not any("servers=2" in line for line in candidates(3))  # one worker alone has nobody to be stale against
     assert set(candidates(1).values()) == {"single"}
     alike = candidates(2, ["single", "ddp", "gpipe"], uneven=True)
     assert list(alike) == ["single", "ddp dp=2 ratio=1,1", "gpipe pp=2 dp=1"]

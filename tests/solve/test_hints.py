@@ -82,7 +82,7 @@ def applied(line: str, instead: str) -> str:
         ("p3 dp=2 slice=100GiB", "a slice of 100 GiB is larger than all gradients", {"slice": MIB}),
         ("p3 dp=2 threshold=100GiB", "a threshold of 100 GiB is larger than all", {"threshold": MIB}),
         ("pace dp=2 slice=100GiB", "a slice of 100 GiB is larger than all gradients", {"slice": MIB}),
-        ("bytescheduler dp=2 credit=2MiB", "a credit of 2.00 MiB is larger than all gradients", {"credit": MIB}),
+        ("bytescheduler dp=2 credit=32MiB", "a credit of 32.0 MiB is larger than all gradients", {"credit": MIB}),
         ("bytescheduler dp=2 slice=8B credit=1B", "1 bytes is less than one of 8", {"slice": 8, "credit": 8}),
         ("bytescheduler dp=2 slice=1MiB credit=1B", "less than one of 1000", {"slice": MIB, "credit": 1000}),
         ("bytescheduler dp=2 credit=0", "credit of 1 or more, and it is 0", {"exchange": "bytescheduler"}),

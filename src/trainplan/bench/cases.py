@@ -153,8 +153,13 @@ def _runs(choices: str) -> bool:
 
 def candidates(workers: int, words: Collection[str] = (), uneven: bool = False) -> dict[str, str]:
     """By request, the key of the system that it asks for: each on so many workers, or on one. Where workers are uneven
-    they are the systems as they are known: all replicas have as many samples."""
-    found = {asked(parse(SYSTEMS[key].choices or ""), key, workers): key for key in systems(words)}
+    they are the systems as they are known: all replicas have as many samples. Of servers there is one, or two."""
+    rows = [(key, parse(SYSTEMS[key].choices or "")) for key in systems(words)]
+    found = {
+        asked(choices, key, workers, servers): key
+        for key, choices in rows
+        for servers in ((1, 2) if choices.exchange in AT_SERVERS else (1,))
+    }
     return {_alike(line) if uneven else line: key for line, key in found.items() if line}
 
 
@@ -170,18 +175,20 @@ def _alike(line: str) -> str:
     return f"{line} ratio={','.join(['1'] * replicas)}" if shared else line
 
 
-def asked(choices: Request, key: str, workers: int) -> str:
+def asked(choices: Request, key: str, workers: int, servers: int = 1) -> str:
     """The line that asks for a system on so many workers; none where it wants more of them. A server is one, too.
 
     >>> asked(parse("schedule=gpipe"), "gpipe", 4), asked(parse("exchange=ps-bsp pp=1"), "ps-bsp", 4)
     ('gpipe pp=4 dp=1', 'ps-bsp dp=3 servers=1')
+    >>> [asked(parse("exchange=ps-bsp pp=1"), "ps-bsp", workers, servers=2) for workers in (3, 4)]
+    ['', 'ps-bsp dp=2 servers=2']
     """
     if choices.dp == 1 or choices.partition is not None:  # of those that cut, some choose on how many workers, too
         return key if choices.dp == 1 or workers > 1 else ""
     if choices.pp != 1:
         return f"{key} pp={workers} dp=1" if workers > 1 else ""
     if choices.exchange in AT_SERVERS:
-        return f"{key} dp={workers - 1} servers=1" if workers > 2 else ""
+        return f"{key} dp={workers - servers} servers={servers}" if workers > servers + 1 else ""
     return f"{key} dp={workers}" if workers > 1 else ""
 
 

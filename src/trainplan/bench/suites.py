@@ -45,5 +45,9 @@ def exchanges(ranks: int) -> list[str]:
     lines = [f"dp={ranks} pp=1 micro=1 {word}".strip() for word in words]
     if ranks > 2:  # a server is a rank, too
         served = ("ps-bsp", "ps-asp", "ssp bound=2", "dssp bound=1,3")
-        lines += [f"dp={ranks - 1} pp=1 micro=1 exchange={word} servers=1" for word in served]
+        lines += [
+            f"dp={ranks - servers} pp=1 micro=1 exchange={word} servers={servers}"
+            for servers in (1, 2) if ranks > servers + 1
+            for word in served
+        ]  # fmt: skip
     return lines

@@ -26,7 +26,7 @@ from trainplan.plan.text import brief
 from trainplan.predict import collectives
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
-from trainplan.program.agenda import whole_threshold
+from trainplan.program.agenda import GRANULARITY, whole_threshold
 from trainplan.program.lower.buckets import stage_buckets
 from trainplan.solve.exchange import no_larger, whole_bucket
 from trainplan.solve.fusion import Tensor, fused
@@ -48,16 +48,20 @@ _MANY = 48  # gradients; where there are more, those of a block are fused before
 Best = Callable[[Sequence[Prediction]], Prediction]
 
 
-def check_numbers(request: Request, profile: Profile) -> None:
-    """Refused where what goes at once is larger than all gradients together, or credits are smaller than what they are
-    for: such numbers are another's, and nobody would see."""
+def check_numbers(request: Request, profile: Profile, world: int) -> None:
+    """Refused where what goes at once is larger than all gradients together, and than what was published, which any
+    model may be asked for; and where credits are smaller than what they are for. Such numbers mean the same as others
+    do, and nobody would see."""
     asked = f"plan {brief(request)!r}"
+    own = [p.bytes for p in profile.parameters if p.trainable]
+    published = _published(request.exchange or "", profile)
+    published["threshold"] += GRANULARITY * world  # which is rounded up
     for field in EXCHANGE_FIELDS.get(request.exchange or "", ()):
-        if field in _SIZES and getattr(request, field) is not None:
-            no_larger(field, getattr(request, field), profile, asked)
+        size = getattr(request, field)
+        if field in published and size is not None and size > published[field]:
+            no_larger(field, size, profile, asked)
     if not request.credit or request.exchange != "bytescheduler":
         return
-    own = [p.bytes for p in profile.parameters if p.trainable]
     # Without a slice: the smallest that there may be, since then it is chosen with the credit.
     least = -(-sum(own) // MOST_PARTS) if request.slice is None else min(request.slice, max(own, default=0))
     if request.credit < least:
@@ -72,18 +76,14 @@ def begun(sketch: Plan, request: Request, profile: Profile, cluster: Cluster, ba
     given: dict[str, Any] = {field: getattr(request, field) for field in _ALL if getattr(request, field) is not None}
     if not wanted:
         return replace(sketch, **given)
-    own = [p for p in profile.parameters if p.trainable]
-    item = max((p.bytes // max(1, p.count) for p in own), default=4)
-    whole = sum(p.bytes for p in own)
+    whole = sum(p.bytes for p in profile.parameters if p.trainable)
     least = max(1, -(-whole // MOST_PARTS))  # more parts than that are refused
-    published = SCHEDULER_SLICE if sketch.exchange == "bytescheduler" else P3_SLICE
-    most = whole_bucket(profile)  # larger ones make no difference, and are refused where they are asked for
-    threshold = whole_threshold(THRESHOLD, _local(sketch, cluster)) if sketch.exchange == "horovod" else 0
+    published = _published(sketch.exchange, profile)
     usual: dict[str, Any] = {
-        "threshold": min(threshold, most),
+        "threshold": whole_threshold(published["threshold"], _local(sketch, cluster)),
         "cycle": CYCLE,
-        "slice": max(min(published * item, most, given.get("credit", most)), least),
-        "credit": max(min(SCHEDULER_CREDIT * item, most), given.get("slice", 0)),
+        "slice": max(min(published["slice"], given.get("credit", published["slice"])), least),
+        "credit": max(published["credit"], given.get("slice", 0)),
     }
     numbers: dict[str, Any] = {field: given.pop(field, usual.get(field)) for field in wanted if field != "fused"}
     found = replace(sketch, **given, **numbers)
@@ -93,7 +93,15 @@ def begun(sketch: Plan, request: Request, profile: Profile, cluster: Cluster, ba
 
 
 _ALL = ("threshold", "cycle", "slice", "credit", "fused")
-_SIZES = ("threshold", "slice", "credit")
+
+
+def _published(exchange: str, profile: Profile) -> dict[str, int]:
+    """Bytes that go at once, as published in numbers of a tensor."""
+    own = [p for p in profile.parameters if p.trainable]
+    item = max((p.bytes // max(1, p.count) for p in own), default=4)
+    slices = SCHEDULER_SLICE if exchange == "bytescheduler" else P3_SLICE
+    threshold = THRESHOLD if exchange == "horovod" else 0
+    return {"threshold": threshold, "slice": slices * item, "credit": SCHEDULER_CREDIT * item}
 
 
 def _local(plan: Plan, cluster: Cluster) -> int:

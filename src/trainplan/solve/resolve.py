@@ -69,7 +69,7 @@ def solve(request: Request, profile: Profile, cluster: Cluster, batch: int, tabl
     cluster, tables = limited(cluster, request.memory), tables or Tables(profile)
     request = settled(request, f"plan {brief(request)!r}")
     check_bucket(request, profile)
-    check_numbers(request, profile)
+    check_numbers(request, profile, cluster.world)
     if request.partition is not None:
         refuse(request)
     a_node = len(cluster.nodes[0].devices)
