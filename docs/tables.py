@@ -18,6 +18,12 @@ ACCURACY = (
     "accuracy-2-cores", "accuracy-16-cores", "orders-cores", "orders-gpu", "exchanges-cores", "exchanges-gpu",
     "exchanges-gpu-gpt", "exchanges-slow", "exchanges-slow-and-late",
 )  # fmt: skip
+MACHINES = {  # what is told together of them
+    "two cores": ("accuracy-2-cores",),
+    "sixteen cores": ("accuracy-16-cores", "orders-cores", "exchanges-cores"),
+    "slices of an H200": ("orders-gpu", "exchanges-gpu", "exchanges-gpu-gpt"),
+    "two cores, 1 Gbit/s": ("exchanges-slow", "exchanges-slow-and-late"),
+}
 ESTIMATED = "estimates-blind"  # on one device, by a file of it
 
 
@@ -44,7 +50,7 @@ def accuracy(name: str) -> str:
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for row in data["rows"]:
-        plan, name = re.sub(r" (stages|bucket)=\S+", "", row["plan"]), row["workload"].partition(":layers")[0]
+        plan, name = re.sub(r" stages=\S+", "", row["plan"]), row["workload"].partition(":layers")[0]
         noise = row["noise_floor"]
         lines.append(
             f"| {name} | `{plan}` | {row['predicted_s'] * 1e3:.1f} | {row['measured_s'] * 1e3:.1f} | "
@@ -55,6 +61,22 @@ def accuracy(name: str) -> str:
     errors = [abs(row["error"]) for row in data["rows"]]
     noise = median(row["noise_floor"] for row in data["rows"])
     lines += ["", f"Median |error| {median(errors):.1%}, worst {max(errors):.1%}; median noise floor {noise:.1%}."]
+    return "\n".join(lines)
+
+
+def medians() -> str:
+    """By kind of plan and machine: the median |error| of all rows that were measured, and how many they are."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for machine, names in MACHINES.items():
+        for name in names:
+            for row in json.loads((DATA / f"{name}.json").read_text())["data"]["rows"]:
+                for kind in (plan_kind(parse(row["plan"])), "all of them"):
+                    found.setdefault(kind, {}).setdefault(machine, []).append(abs(row["error"]))
+    found["all of them"] = found.pop("all of them")  # the last row
+    lines = [f"| plan | {' | '.join(MACHINES)} |", f"|---|{'--:|' * len(MACHINES)}"]
+    for kind, by_machine in found.items():
+        cells = [f"{median(own):.1%} ({len(own)})" if (own := by_machine.get(m)) else "" for m in MACHINES]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -357,7 +379,7 @@ def _case(row: dict[str, Any]) -> tuple[str, int, str]:
 def rewritten(text: str) -> str:
     """A page with every table between <!-- NAME ARGUMENT --> and <!-- /NAME --> made anew."""
     makers = {
-        "systems": systems, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
+        "systems": systems, "medians": medians, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
         "exchanges": exchanges, "overlap": overlap, "preload": preload, "published": published,
         "cpu_to_gpu": cpu_to_gpu, "staleness": staleness, "movement": movement, "estimates": estimates,
         "influence": influence, "searches": searches,
