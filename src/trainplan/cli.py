@@ -224,10 +224,10 @@ def run(
     max_restarts: Annotated[
         int, typer.Option(help="When a rank fails, start all again so often, from the last checkpoint.")
     ] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only write the job, and say how to start it.")] = False,
     elastic: Annotated[
         str, typer.Option(help="MIN:MAX workers: when some come (FOLDER/workers) or go, another plan goes on.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only write the job, and say how to start it.")] = False,
     json: Json = False,
 ) -> None:
     """Train under a plan on real processes; predicted beside measured at the end."""

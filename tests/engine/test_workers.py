@@ -1,16 +1,25 @@
 """How many workers there may be, are, and are to be; and which of them torchrun says have gone."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import trainplan
 from synthetic import chain
+from trainplan.engine.elastic import Change, _Training
 from trainplan.engine.faults import gone
+from trainplan.engine.job import Job
+from trainplan.engine.worker import _device
 from trainplan.engine.workers import Bounds, Workers
 from trainplan.errors import InputError, RunError
+from trainplan.plan.plan import Plan, plan
+from trainplan.plan.text import to_json
+
+DP = plan(dp=2, blocks=4)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,54 @@ def test_a_number_is_asked_for_by_a_file(tmp_path: Path, capsys: pytest.CaptureF
     assert workers.asked() is None
     workers.become((0, 1))
     assert file.read_text() == "2\n"
+
+
+def job(folder: Path, **fields) -> Job:
+    return Job("synthetic", to_json(DP), 8, 4, str(folder), save_every=2, **fields)
+
+
+@dataclass
+class Answer:
+    """What a search might say."""
+
+    plan: Plan
+    is_other: bool
+
+
+@pytest.mark.parametrize("is_other", [True, False])
+def test_nothing_stops_where_no_other_plan_is_worth_it(
+    is_other: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers, answer = Workers(Bounds(1, 4), 2, 4), Answer(plan(dp=3, blocks=4), is_other)
+    seen: list[Change] = []
+    training = _Training(job(tmp_path), workers, lambda change: seen.append(change) or answer, 0, False)
+    (tmp_path / "workers").write_text("3")
+    assert training._planned(DP, 3) == ((answer, (0, 1, 2)) if is_other else None)
+    assert [(change.was, change.now, change.steps_lost) for change in seen] == [((0, 1), (0, 1, 2), 0)]
+    # Until the attempt is ended there are two; where it goes on, three, of whom one has nothing to do.
+    assert workers.places == ((0, 1) if is_other else (0, 1, 2))
+    assert ("dp=2 goes on: no other plan is worth" in capsys.readouterr().out) != is_other
+
+
+def test_workers_that_nothing_fits_on_are_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(change: Change) -> Answer:
+        raise RunError("going on with 1 worker", "no plan fits: it needs 9 GiB, and there are 8 GiB")
+
+    workers = Workers(Bounds(1, 4), 2, 4)
+    training = _Training(job(tmp_path), workers, refused, 0, False)
+    (tmp_path / "workers").write_text("1")
+    assert training._planned(DP, 1) is None
+    assert "it needs 9 GiB, and there are 8 GiB\nso they stay 2\n" in capsys.readouterr().out
+    assert ((tmp_path / "workers").read_text(), workers.asked()) == ("2\n", None)
+
+
+def test_ranks_have_the_devices_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third rank has the fourth GPU where the second has gone; where there is only one, a slice of that."""
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for count, places, index in ((4, (), 2), (4, (0, 2, 3), 3), (1, (0, 2, 3), 0)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert _device(job(tmp_path, device="cuda", places=places)) == torch.device("cuda", index)
 
 
 def test_who_is_left(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from search.models import model
 from trainplan.cluster.parse import cluster
 from trainplan.cluster.part import part
 from trainplan.errors import RunError
-from trainplan.plan.text import parse, text
+from trainplan.plan.text import parse, text, title
+from trainplan.report.ran import Ran
 from trainplan.search.recommend import recommend
 from trainplan.search.replan import Asked, Replanned, replan, request_of
 from trainplan.solve.resolve import resolve
@@ -133,6 +134,10 @@ def test_what_a_change_takes_is_told() -> None:
     assert "the batch stays 16 samples" in said
     assert "6 steps since the last checkpoint to train again, and 2.50 s to start" in said
     assert found.to_json()["lost_s"] == found.lost_s
+    ran = Ran(found.after, (), (3.0, 2.0), (1, 1, 1), "out", 0.0, warm_up=9, changes=(found,))
+    assert f"\nworkers changed, 4 → 3: dp=4 → {title(found.plan)}\n" in str(ran)
+    assert "the first 9 steps come before the last change of workers, or warm up, and do not count" in ran.summary()
+    assert ran.to_json()["changes"] == [found.to_json()]
 
 
 def test_a_plan_is_a_request_with_nothing_left_open() -> None:

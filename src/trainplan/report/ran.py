@@ -61,7 +61,8 @@ class Ran:
         words = f"predicted {seconds(self.prediction.step_s)} a step, measured "
         if self.step_s is None or self.error is None:
             least = self.warm_up + 1
-            words += f"not known: the first {self.warm_up} steps warm up and do not count, so a run that tells it has "
+            early = "come before the last change of workers, or warm up," if self.changes else "warm up"
+            words += f"not known: the first {self.warm_up} steps {early} and do not count, so a run that tells it has "
             return words + f"at least {least} (--steps {least}), and {self.warm_up + 10} to tell it well"
         of = f"median of {len(self.step_seconds)} steps" if len(self.step_seconds) > 1 else "one step"
         words += f"{seconds(self.step_s)} on the slowest rank ({of}), error {percent(self.error)}"
