@@ -48,6 +48,7 @@ def elastic(
     (out / "checkpoint-9").mkdir(parents=True)  # of another run, which used the same folder
     (out / "checkpoint-9" / "trainplan.json").write_text("{}")
     os.utime(out / "checkpoint-9" / "trainplan.json", (0, 0))
+    (out / "attempt-7").mkdir()
     job = Job(
         MODEL, to_json(first), BATCH, STEPS, str(out), seed=3, save_every=2, keep_state=True, double=True,
         reference=False, **DATA,
@@ -112,6 +113,7 @@ def test_budget_goes_on_with_the_workers_that_are_left(
     assert (run / "workers").read_text() == "3\n"
     assert json.loads((run / "job.json").read_text())["data"]["places"] == [0, 1, 3]  # the device of rank 2 has gone
     assert (run / "attempt-1" / "rank-3.log").exists()
+    assert [path.name for path in run.glob("attempt-*")] == ["attempt-1"]
     assert processes(tmp_path) == []
 
 

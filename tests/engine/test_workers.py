@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 import trainplan
 from synthetic import chain
+from trainplan import files
+from trainplan.engine.attempt import keep_steps
+from trainplan.engine.checkpoint_folder import ABOUT, About
 from trainplan.engine.elastic import Change, _Training
 from trainplan.engine.faults import gone
 from trainplan.engine.job import Job
+from trainplan.engine.trainer import StepResult
 from trainplan.engine.worker import _device
 from trainplan.engine.workers import Bounds, Workers
 from trainplan.errors import InputError, RunError
@@ -111,6 +115,22 @@ def test_workers_that_nothing_fits_on_are_not_taken(tmp_path: Path, capsys: pyte
     assert training._planned(DP, 1) is None
     assert "it needs 9 GiB, and there are 8 GiB\nso they stay 2\n" in capsys.readouterr().out
     assert ((tmp_path / "workers").read_text(), workers.asked()) == ("2\n", None)
+
+
+def test_steps_after_the_checkpoint_are_not_counted_twice(tmp_path: Path) -> None:
+    """Ranks keep their steps before they save: whoever is killed between has kept some that are trained again."""
+    training = _Training(job(tmp_path), Workers(Bounds(1, 4), 2, 4), lambda change: Answer(DP, True), 0, False)
+    for rank, (seconds, loss) in enumerate([(1.0, None), (2.0, 0.5)]):
+        keep_steps(tmp_path, rank, [StepResult(step, loss, seconds + step, 8) for step in range(4)])
+    (tmp_path / "checkpoint-2").mkdir()
+    about = About("synthetic", "dp=2", "SGD", "", 2, 0, {})
+    files.write(tmp_path / "checkpoint-2" / ABOUT, "checkpoint", files.to_json(about))
+    training._go_on(plan(blocks=4))
+    assert training.earlier == [StepResult(0, 0.5, 2.0, 8), StepResult(1, 0.5, 3.0, 8)]
+    assert (training.job.steps, training.job.resume) == (2, str(tmp_path / "checkpoint-2"))
+    training._go_on(DP)  # no further than that: nothing is counted again
+    assert (len(training.earlier), training.job.steps) == (2, 2)
+    assert (tmp_path / "attempt-1" / "rank-1.steps").exists()
 
 
 def test_ranks_have_the_devices_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -105,6 +106,9 @@ class _Training(Generic[A]):
         self.changes: list[A] = []
         self.restarts_left, self.show = max_restarts, show
         self.folder, self.number = Path(job.out), 1
+        for stale in self.folder.glob("attempt-*"):  # of an earlier run
+            if re.fullmatch(r"attempt-\d+", stale.name):
+                shutil.rmtree(stale)
         self.since = workers.begin(self.folder)
         self.first_resume = job.resume
         if job.resume:
