@@ -5,7 +5,8 @@
     python benchmarks/clock.py --out FILE  … and kept as data
 
 Goals, on one core: a program from plan to times in 0.15 s, and 10 million operations played a second. Everything is
-warm (numba has compiled, the allocator has its memory), and each number is the median of several rounds.
+warm (numba has compiled, the allocator has its memory), and each number is the median of several rounds. Seconds are
+CPU seconds of the process, which others on the same cores lengthen by what they take of caches, but not by their turns.
 """
 
 from __future__ import annotations
@@ -63,17 +64,17 @@ def measure(schedule: str, rounds: int) -> tuple[dict[str, float], int, int]:
     )
     found = []
     for _ in range(rounds + WARM_UP):
-        marks = [time.perf_counter()]
+        marks = [time.process_time()]
         program = lower(choices, model, MICRO_BATCHES)
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         wiring = wire(program)
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         check(program, wiring)
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
         run = np.isin(program.kind, COMPUTES) * 1e-3 + np.isin(program.kind, SENDS) * 1e-4
-        start = time.perf_counter()
+        start = time.process_time()
         play(program, run, None, None, wiring)
-        parts = [*np.diff(marks), time.perf_counter() - start]
+        parts = [*np.diff(marks), time.process_time() - start]
         found.append([*parts, sum(parts)])
     medians = np.median(found[WARM_UP:], axis=0)
     return dict(zip((*PARTS, "total"), medians.tolist(), strict=True)), len(program), len(program.lists.items)

@@ -39,7 +39,7 @@ MODEL = "gpt:layers={layers},hidden=2048,heads=16,seq=1024,vocab=51200"
 THERE, BATCH, LAYERS, PLANS, WARM_UP = "2x8xA100-80", 64, 24, 1000, 20
 # Functions that a prediction goes through, by the part of the work that they are.
 PARTS = {
-    "lower": "lowering", "wire": "checking", "check": "checking", "costs": "pricing", "inside": "pricing",
+    "lower": "lowering", "wire": "checking", "check": "checking", "priced": "pricing",
     "flows_of": "pricing", "play": "playing", "peaks": "memory", "host_peaks": "memory",
 }  # fmt: skip
 

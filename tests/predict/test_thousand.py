@@ -1,7 +1,10 @@
 """What plans share is worked out once, and changes no prediction."""
 
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,43 @@ def test_a_stage_is_worked_out_once(some: Any, monkeypatch: pytest.MonkeyPatch) 
         choices = plan(dp=dp, pp=3, micro=micro, schedule="1f1b", stages=(2, 4), blocks=len(profile.blocks))
         predict(choices, profile, there, thousand.BATCH)
     assert made == [(0, 0), (1, 0), (2, 0)]
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions are called meanwhile, of Python and of C: as many on a busy machine as on an idle one."""
+    count = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_a_prediction_goes_through_few_functions(some: Any) -> None:
+    """Programs of most plans are small, so what a prediction takes is the number of its steps, and not the length of
+    their arrays. (It was 5,400 a plan before members of enumerations were kept from numpy, and locks from attributes.)
+    Beside it stands the same prediction of a program that is ten times as long."""
+    plans, profile, there = some
+    plans = [choices for choices in plans if choices.micro >= 4][:8]
+    for choices in plans:
+        predict(choices, profile, there, thousand.BATCH)
+    each = [calls_of(partial(predict, choices, profile, there, thousand.BATCH)) for choices in plans]
+    assert np.mean(each) < 4_300
+    short, long = (
+        plan(pp=2, micro=micro, schedule="1f1b", stages=(3,), blocks=len(profile.blocks)) for micro in (6, 60)
+    )
+    counts = []
+    for choices in (short, long):
+        predict(choices, profile, there, 60)
+        counts.append(calls_of(partial(predict, choices, profile, there, 60)))
+    assert counts[1] < 1.2 * counts[0]
 
 
 def test_the_benchmark_says_where_time_goes(some: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

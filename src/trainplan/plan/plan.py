@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 
+from trainplan.lasting import lasting
 from trainplan.plan.keys import SPLIT
 from trainplan.plan.offload import Away, shortest
 from trainplan.plan.order import GIVEN, known
@@ -206,12 +206,12 @@ class Plan:
         """Micro-batches of a replica, or slices of all of them: what goes through at once."""
         return self.micro * max(1, len(self.slices))
 
-    @cached_property
+    @lasting
     def lines(self) -> int:
         """Pipelines of one replica (see `placement.py`)."""
         return len(self.placement) // self.dp
 
-    @cached_property
+    @lasting
     def workers(self) -> int:
         """Ranks that compute stages."""
         return len({rank for pipeline in self.placement for stage in pipeline for rank in stage})
@@ -221,7 +221,7 @@ class Plan:
         """Ranks that the plan occupies: servers come after those that compute stages."""
         return self.workers + self.servers
 
-    @cached_property
+    @lasting
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """For every stage the blocks first ≤ b < last.
 
@@ -231,7 +231,7 @@ class Plan:
         edges = (0, *self.stages, self.blocks)
         return tuple(itertools.pairwise(edges))
 
-    @cached_property
+    @lasting
     def replicated(self) -> bool:
         """Whether several ranks hold a copy of some stage, so that there are gradients to be summed."""
         if self.dp > 1 or len(self.placement) < 2:
@@ -255,12 +255,12 @@ class Plan:
         """The ranks that share the stages of a rank with it, slice by slice."""
         return self._groups[rank]
 
-    @cached_property
+    @lasting
     def leaders(self) -> tuple[int, ...]:
         """The first rank of every group that shares stages: all ranks that compute, where none are shared."""
         return tuple(sorted({stage[0] for pipeline in self.placement for stage in pipeline}))
 
-    @cached_property
+    @lasting
     def _groups(self) -> dict[int, tuple[int, ...]]:
         return {rank: stage for pipeline in self.placement for stage in pipeline for rank in stage}
 

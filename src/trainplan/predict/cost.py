@@ -24,6 +24,7 @@ TALKS = {
     "reduce_scatter": collectives.reduce_scatter,
     "all_gather": collectives.all_gather,
 }
+Price = tuple[float, float, float]  # seconds of the device, those of the host, and of the former those of `talking`
 MOST_SETTINGS, MOST_PRICES = 8, 20_000  # that are remembered; beyond them all are forgotten
 EMPTYING = 0.7  # a bucket takes as long as this share of adding to it (CPU, 24 MB: 1.4 against 2.0 ms)
 
@@ -39,7 +40,7 @@ class Setting:
     contention: tuple[float, ...] = ()
     known: dict[str, Efficiency] = field(default_factory=dict, compare=False, repr=False)
     # What was priced here before. (A setting that is made from this one begins with none.)
-    prices: dict[CostClass, tuple[float, float]] = field(init=False, default_factory=dict, compare=False, repr=False)
+    prices: dict[CostClass, Price] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def efficiency(self, rank: int) -> Efficiency:
         """The constants of a rank's device, where its seconds are estimated."""
@@ -243,24 +244,35 @@ def inside(program: Program, setting: Setting) -> NDArray[np.float64]:
     """Of every operation of a program, the seconds in which ranks that share blocks exchange something inside it."""
     if program.slicers == 1:
         return np.zeros(len(program))
-    table = np.array([talking(c, setting) if c.inside else 0.0 for c in program.classes], dtype=np.float64)
-    return np.asarray(table[program.cost])
+    return np.asarray(np.array(_prices(program, setting), dtype=np.float64)[:, 2][program.cost])
 
 
 def costs(program: Program, setting: Setting) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(run, issue) seconds of every operation of a program."""
-    prices = setting.prices
-    if len(prices) >= MOST_PRICES:
-        prices.clear()
-    found = []
-    for c in program.classes:
-        price = prices.get(c)  # asked once: a class is a long tuple, whose hash is worked out anew each time
-        if price is None:
-            price = prices[c] = RULES[c.kind](c, setting)
-        found.append(price)
-    table = np.array(found, dtype=np.float64).reshape(-1, 2)
+    run, issue, _ = priced(program, setting)
+    return run, issue
+
+
+def priced(program: Program, setting: Setting) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """The same, and those `inside`: all that a program takes, each class looked up once."""
+    table = np.array(_prices(program, setting), dtype=np.float64).reshape(-1, 3)
+    spoken = table[:, 2][program.cost] if program.slicers > 1 else np.zeros(len(program))
     if backend(setting.cluster.backend).host_computes:
         # The host is the device: it cannot prepare an operation while it computes that same one.
         compute = np.array([SPECS[c.kind].lane is Lane.COMPUTE for c in program.classes], dtype=bool)
-        table[compute] = np.column_stack([table[compute].sum(axis=1), np.zeros(compute.sum())])
-    return table[program.cost, 0], table[program.cost, 1]
+        table[compute, :2] = np.column_stack([table[compute, :2].sum(axis=1), np.zeros(compute.sum())])
+    return table[program.cost, 0], table[program.cost, 1], spoken
+
+
+def _prices(program: Program, setting: Setting) -> list[Price]:
+    """Of every class of a program."""
+    prices = setting.prices
+    if len(prices) >= MOST_PRICES:
+        prices.clear()
+    known = list(map(prices.get, program.classes))  # asked once: a class is a long tuple, and hashed anew each time
+    found: list[Price] = []
+    for c, price in zip(program.classes, known, strict=True):
+        if price is None:
+            price = prices[c] = (*RULES[c.kind](c, setting), talking(c, setting))
+        found.append(price)
+    return found

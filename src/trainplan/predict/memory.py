@@ -203,7 +203,7 @@ def _highest(bounds: Ints, kind: NDArray[np.uint8], change: Ints, start: Ints) -
 
 def host_peaks(played: Played) -> list[int]:
     """The most bytes that each rank has in the memory of its host."""
-    if not (played.program.value_kind == Value.HOST).any():
+    if not (played.program.value_kind == _HOST).any():
         return [0] * played.program.world
     return [int(max(track.level, default=0)) for track in tracks(played, host=True)]
 

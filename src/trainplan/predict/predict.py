@@ -18,7 +18,7 @@ from trainplan.predict.accuracy import Accuracy, beyond, known_error
 from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Played, compute_seconds, play
 from trainplan.predict.contention import alike, contention
-from trainplan.predict.cost import Setting, costs, inside, setting_of
+from trainplan.predict.cost import Setting, costs, priced, setting_of
 from trainplan.predict.decided import expected_agendas
 from trainplan.predict.flows import Flows
 from trainplan.predict.memory import Peak, host_peaks, peaks
@@ -38,6 +38,7 @@ from trainplan.program.wiring import Wiring, wire
 
 # Kept free on every device: allocator rounding and fragmentation, which the program does not see.
 MEMORY_MARGIN = 0.06
+_F, _KINDS = int(Kind.F), tuple(kind.name for kind in Kind)
 _PASS, _TALK = are((Kind.F, Kind.B, Kind.I, Kind.W)), ~are(COMPUTES)
 INSIDE = "INSIDE"  # in seconds by kind: exchanges inside passes, of ranks that share blocks
 
@@ -125,19 +126,18 @@ def predict(
         wiring, flows = wire(program), flows_of(program, plan, cluster)
         check(program, wiring)
         setting = beside_others(plan, program, alone, wiring, flows)
-    run, issue = costs(program, setting)
+    run, issue, spoken = priced(program, setting)
     played = play(program, run, issue, cluster.slowdown_of(plan.world), wiring, flows)
     step_s = step_seconds(played)
     free = run.copy()
     talk = _TALK[program.kind]
     free[talk] = 0.0
-    spoken = inside(program, setting)
     free -= spoken
     unhindered = step_seconds(play(program, free, np.where(talk, 0.0, issue), None, wiring))
     found = peaks(played)
     if fold or plan.tp > 1:  # to the user a rank is one of the cluster, also where it stands for others
         ranks = plan.ranks(0) if fold else plan.leaders
-        found = [replace(peak, rank=ranks[peak.rank]) for peak in found]
+        found = [Peak(ranks[peak.rank], peak.bytes, peak.op, peak.breakdown) for peak in found]
     place = [cluster.device(peak.rank) for peak in found]
     limits = [int(device.memory_bytes * (1 - MEMORY_MARGIN)) for device in place]
     used = [peak.bytes + device.context_bytes for peak, device in zip(found, place, strict=True)]
@@ -207,7 +207,7 @@ def step_seconds(played: Played) -> float:
     if program.bound is not None:
         return _by_push(played)
     ends = [float(played.end[program.step == step].max()) for step in range(program.steps)]
-    begins = played.start[(program.step == program.steps - 1) & (program.kind == Kind.F)]
+    begins = played.start[(program.step == program.steps - 1) & (program.kind == _F)]
     if len(begins) and begins.min() < ends[-2]:  # steps overlap, and nothing comes after the last: so by their passes
         passes = _PASS[program.kind]
         ends = [float(played.end[passes & (program.step == step)].max()) for step in range(program.steps)]
@@ -294,7 +294,7 @@ def by_kind(played: Played, spoken: np.ndarray) -> dict[str, float]:
     spent = (played.end - played.start - spoken) * many
     sizes = np.array([len(group) for group in program.groups] or [1], dtype=np.float64)
     weight = np.where(program.group >= 0, sizes[np.maximum(program.group, 0)], 1.0)  # once for each member
-    total = np.bincount(program.kind, weights=spent * weight, minlength=len(Kind))
-    count = np.bincount(program.kind, minlength=len(Kind))
-    found = {kind.name: float(total[kind]) for kind in Kind if count[kind]}
+    total = np.bincount(program.kind, weights=spent * weight, minlength=len(Kind)).tolist()
+    count = np.bincount(program.kind, minlength=len(Kind)).tolist()
+    found = {kind: seconds for kind, seconds, times in zip(_KINDS, total, count, strict=True) if times}
     return {**found, INSIDE: float(spoken.sum()) * many} if program.slicers > 1 else found

@@ -14,14 +14,13 @@ came from other stages or goes to them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from trainplan.profile.profile import Amount, Crossing, Portion, Profile
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """What is alive while one block is gone back through."""
 
     block: int
@@ -32,6 +31,11 @@ class Moment:
     @property
     def bytes(self) -> int:
         return self.saved + self.gradients + self.passing
+
+
+def _bytes(moment: Moment) -> int:
+    """The same, without the detour of a property."""
+    return moment.saved + moment.gradients + moment.passing
 
 
 class Footprints:
@@ -128,13 +132,7 @@ class Footprints:
             if crossing.needs_grad and readers:  # its gradient is made by its last reader, and used up by its maker
                 flowing[max(crossing.producer - first, 0)] += size
                 flowing[readers[-1] + 1 - first] -= size
-        gradients = [0] * len(saved)  # from the last block on
-        for parameter in self.profile.parameters_of(first, last):
-            if parameter.trainable:
-                used = parameter.blocks
-                block = used[0] if len(used) == 1 else max(b for b in used if b < last)
-                gradients[block - first] += parameter.bytes
-        there = list(accumulate(reversed(gradients)))[::-1]
+        there = _gradients(self.profile, first, last)
         blocks = range(first, last)
         return [
             Moment(b, kept, there[0] if adds else made, passing + self.one_block(b, adds))
@@ -160,6 +158,21 @@ class Footprints:
         return self._forward[key]
 
 
+def _gradients(profile: Profile, first: int, last: int) -> list[int]:
+    """Bytes of gradients that are there when backward has come to each block, from the last on; 0 behind that."""
+    known: dict[tuple[str, int, int], list[int]] = profile.known_stages
+    key = "gradients from", first, last
+    if key not in known:
+        made = [0] * (last - first + 1)
+        for parameter in profile.parameters_of(first, last):
+            if parameter.trainable:
+                used = parameter.blocks
+                block = used[0] if len(used) == 1 else max(b for b in used if b < last)
+                made[block - first] += parameter.bytes
+        known[key] = list(accumulate(reversed(made)))[::-1]
+    return known[key]
+
+
 def footprints(profile: Profile, samples: Amount) -> Footprints:
     """The footprints of a profile for so many samples, kept with it."""
     known: dict[Amount, Footprints] = profile.known_footprints
@@ -181,7 +194,7 @@ def weights_extra(profile: Profile, first: int, last: int) -> int:
 
 def worst(moments: list[Moment]) -> Moment:
     """The moment with most bytes; of equal ones the one that comes first on the way back."""
-    return max(reversed(moments), key=lambda moment: moment.bytes)
+    return max(reversed(moments), key=_bytes)
 
 
 def update_workspace(profile: Profile, first: int, last: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-def interpolate(sizes: tuple[int, ...], values: NDArray[np.float64] | tuple[float, ...], at: float) -> float:
+def interpolate(sizes: tuple[int, ...], values: NDArray[np.float64] | Sequence[float], at: float) -> float:
     """The piecewise linear curve through (sizes, values), at a size.
 
     >>> interpolate((1, 2, 4), (1.0, 1.5, 2.5), 3), interpolate((1, 2, 4), (1.0, 1.5, 2.5), 8)

@@ -281,9 +281,12 @@ class Profile:
         if quantity not in self.curves:
             why = f"it was {self.kind} without the two parts of backward, which the zero-bubble orders need"
             raise InputError("this profile", why, "schedule=1f1b, or trainplan profile on the device itself")
-        table = self.curves[quantity]
-        values = table[:, last] - table[:, first]
-        return interpolate(self.samples, values, samples)
+        return interpolate(self.samples, [row[last] - row[first] for row in self._rows[quantity]], samples)
+
+    @cached_property
+    def _rows(self) -> dict[str, list[list[float]]]:
+        """The curves as plain numbers: of the few that a total needs, arrays would make objects one by one."""
+        return {quantity: table.tolist() for quantity, table in self.curves.items()}
 
     def slice_terms(self, quantity: str, first: int, last: int, samples: int) -> tuple[float, float, float]:
         """(a, b, c) of the seconds a + share · (b + c · reach) that a slice takes in some blocks."""

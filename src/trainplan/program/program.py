@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainplan.lasting import lasting
 from trainplan.profile.profile import Amount
 from trainplan.program.ops import SENDS, Kind, Lane, Value
 from trainplan.program.text import Key, name
@@ -63,7 +63,7 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.start) - 1
 
-    @cached_property
+    @lasting
     def owner(self) -> Ints:
         """For every item, the row it is in."""
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.start))
@@ -188,15 +188,18 @@ class Program:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def op(self, i: int) -> Op:
-        key = Key(
+    def key(self, i: int | np.integer) -> Key:
+        """What an operation is."""
+        return Key(
             Kind(int(self.kind[i])), int(self.stage[i]), int(self.micro_batch[i]), int(self.unit[i]),
             int(self.slice[i]), int(self.pipeline[i]), int(self.step[i]), int(self.job[i]), int(self.peer_stage[i]),
         )  # fmt: skip
-        return Op(int(i), key, self.members(i), int(self.bytes[i]), bool(self.waits[i]))
+
+    def op(self, i: int) -> Op:
+        return Op(int(i), self.key(i), self.members(i), int(self.bytes[i]), bool(self.waits[i]))
 
     def name(self, i: int | np.integer) -> str:
-        return name(self.op(int(i)).key)
+        return name(self.key(i))
 
     def ops(self) -> Iterator[Op]:
         return (self.op(i) for i in range(len(self)))
@@ -218,17 +221,17 @@ class Program:
         pairs = np.unique(self.rank[sends] * self.world + self.peer[sends]).tolist()
         return [divmod(pair, self.world) for pair in pairs]
 
-    @cached_property
+    @lasting
     def frees(self) -> Ragged:
         """Operation → values that it frees."""
         return _invert(self.value_end, len(self))
 
-    @cached_property
+    @lasting
     def makes(self) -> Ragged:
         """Operation → values that it makes."""
         return _invert(self.value_maker, len(self))
 
-    @cached_property
+    @lasting
     def initial(self) -> Ints:
         """Values that are there before the program starts."""
         return np.flatnonzero(self.value_maker < 0)

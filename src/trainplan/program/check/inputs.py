@@ -14,10 +14,12 @@ from trainplan.program.check.view import Fault, View, pack, where
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import nonzero
 
+_INPUT = int(Value.INPUT)
+
 
 def loaded(view: View) -> Iterator[Fault]:
     program = view.program
-    brought = (program.value_kind == Value.INPUT) & (program.value_maker >= 0)
+    brought = (program.value_kind == _INPUT) & (program.value_maker >= 0)
     if not brought.any():
         return
     home = pack(program, "job", "stage") * program.world + program.rank

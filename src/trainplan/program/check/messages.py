@@ -18,6 +18,7 @@ from trainplan.program.program import Bools, Ints, are, nonzero
 
 _SENDS, _RECEIVES = are(SENDS), are(RECEIVES)
 _FORWARD, _BACKWARD, _GATHERS = are((Kind.F, Kind.SEND_F)), are((Kind.B, Kind.I)), are((Kind.B, Kind.W))
+_F, _BOUNDARY, _MESSAGE = int(Kind.F), int(Value.BOUNDARY), int(Value.MESSAGE)
 # What may be wrong with a value, and with an operation: bits.
 _ON_A_RANK, _NOT_TAKEN_ONCE = 1, 2
 _SENDS_OTHERWISE, _TAKES_OTHERWISE, _FROM_NOBODY, _FROM_ANOTHER, _OTHER_BYTES = 1, 2, 4, 8, 16
@@ -28,11 +29,11 @@ def handed_over(view: View) -> Iterator[Fault]:
     """What a forward pass makes for other stages is sent, or read by the forward pass of one; and a gradient that lasts
     until the backward pass of another stage is read by that."""
     program = view.program
-    values = nonzero((program.value_kind == Value.BOUNDARY) & (program.value_maker >= 0))
+    values = nonzero((program.value_kind == _BOUNDARY) & (program.value_maker >= 0))
     makers, until = program.value_maker[values], program.value_end[values]
     reads = program.reads
     forward = _read_by(reads.start, reads.items, program.kind, _FORWARD, len(program.value_kind))[values]
-    for i in where((program.kind[makers] == Kind.F) & ~forward):
+    for i in where((program.kind[makers] == _F) & ~forward):
         op = int(makers[i])
         yield Fault("matched", op, f"what {program.name(op)} makes for another stage is neither sent nor read by one")
     gives = _BACKWARD[program.kind[makers]] & (until >= 0) & _GATHERS[program.kind[until]]
@@ -64,7 +65,7 @@ def _read_by(read_start: Ints, read_items: Ints, kind: NDArray[np.uint8], chosen
 
 def matched(view: View) -> Iterator[Fault]:
     program = view.program
-    reads, message, senders = program.reads, program.value_kind == Value.MESSAGE, program.value_maker
+    reads, message, senders = program.reads, program.value_kind == _MESSAGE, program.value_maker
     sends, takes, taken, misplaced, wrong = _judge(
         program.kind, program.rank, program.peer, program.stage, program.peer_stage, view.passed, program.bytes,
         message, program.value_rank, senders, reads.start, reads.items, _SENDS, _RECEIVES, _TWIN,

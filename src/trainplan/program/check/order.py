@@ -21,6 +21,8 @@ from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Bools, Ints, Program, nonzero
 from trainplan.program.wiring import stuck
 
+_BARRIER = int(Kind.BARRIER)
+
 
 def ends(view: View) -> Iterator[Fault]:
     program = view.program
@@ -66,7 +68,7 @@ def ordered(view: View) -> Iterator[Fault]:
 
 def apart(view: View) -> Iterator[Fault]:
     program = view.program
-    barrier = program.kind == Kind.BARRIER
+    barrier = program.kind == _BARRIER
     if not barrier.any():
         return
     # How many barriers stand before an operation in its list.

@@ -68,7 +68,7 @@ def _misplaced(
 
 def once(view: View) -> Iterator[Fault]:
     program = view.program
-    wrong = _judge(program.kind, close(view.exact), close(view.batch))
+    wrong = _judge(program.kind, close(_units_of_passes(program.kind, view.batch, program.unit)), close(view.batch))
     if wrong.any():
         for op in where(wrong & _AGAIN):
             kind = Kind(int(program.kind[op]))
@@ -77,7 +77,7 @@ def once(view: View) -> Iterator[Fault]:
             for op in where(wrong & bit):
                 yield Fault("once", op, f"micro-batch of {program.name(op)} {why}")
     # All stages of a pipeline see the same micro-batches: as many as all of them together.
-    ops = nonzero(program.kind == Kind.F)
+    ops = nonzero(program.kind == _F)
     if not len(ops):
         return
     line, stage = pack(program, "job", "pipeline")[ops], program.stage[ops]
@@ -87,6 +87,21 @@ def once(view: View) -> Iterator[Fault]:
         op = int(ops[(line == one) & (stage == lacking)][0])
         why = f"stage {lacking} sees {counts[one, lacking]} micro-batches where its pipeline has {seen[one]}"
         yield Fault("once", op, why)
+
+
+@njit(cache=True)
+def _units_of_passes(kind: NDArray[np.uint8], batch: Ints, unit: Ints) -> Ints:
+    """What a pass is about, as one number. (Others have units in other numbers, as the ticks of a lockstep, which would
+    make a long table of a short one.)"""
+    most = 0
+    for op in range(len(kind)):
+        if kind[op] <= _W:
+            most = max(most, unit[op])
+    found = batch * (most + 1)
+    for op in range(len(kind)):
+        if kind[op] <= _W:
+            found[op] += unit[op]
+    return found
 
 
 @njit(cache=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numba import njit
 
+from trainplan.lasting import lasting
 from trainplan.program.program import Bools, Ints, Program, nonzero
 from trainplan.program.wiring import Small, Wiring
 
@@ -31,27 +31,27 @@ class View:
     entry_rank: Ints
     place: Ints  # of operations with one rank
 
-    @cached_property
+    @lasting
     def exact(self) -> Ints:
         """What an operation is about, as one number."""
         return pack(self.program, "job", "step", "pipeline", "stage", "micro_batch", "slice", "unit")
 
-    @cached_property
+    @lasting
     def batch(self) -> Ints:
         """The same for all units of a micro-batch on a stage."""
-        return self.exact // (int(self.program.unit.max(initial=0)) + 1)
+        return pack(self.program, "job", "step", "pipeline", "stage", "micro_batch", "slice")
 
-    @cached_property
+    @lasting
     def passed(self) -> Ints:
         """What both ends of a message are about, as one number."""
         return pack(self.program, "job", "step", "pipeline", "micro_batch", "slice")
 
-    @cached_property
+    @lasting
     def listed(self) -> Bools:
         """Rank → its list says what comes before what."""
         return ~self.wiring.free
 
-    @cached_property
+    @lasting
     def member_place(self) -> Small:
         """For every entry of `wiring.member_items`, the place of the operation in the list of that rank."""
         lists, wiring = self.program.lists, self.wiring

@@ -16,15 +16,16 @@ from numba import njit
 from numpy.typing import NDArray
 
 from trainplan.program.check.view import Fault, View, pack, where
-from trainplan.program.ops import COMPUTES, GATHERS, Kind, Value
-from trainplan.program.program import Bools, Ints, Program, Ragged, are, nonzero
+from trainplan.program.ops import COMPUTES, GATHERS, SHARED_OUT, Kind, Value
+from trainplan.program.program import Bools, Ints, are, nonzero
 from trainplan.program.wiring import Small
 
 _BACKWARD = are((Kind.B, Kind.I, Kind.W))
-_EXCHANGES, _GATHERS = are((Kind.REDUCE_GRAD, Kind.SCATTER_GRAD)), are(GATHERS)
+_EXCHANGES, _GATHERS, _SHARED_OUT = are((Kind.REDUCE_GRAD, Kind.SCATTER_GRAD)), are(GATHERS), are(SHARED_OUT)
 _IDLE = "nobody on rank {rank} reads what {op} has summed"
 _READS_WEIGHTS = are([kind for kind in COMPUTES if kind is not Kind.STEP])
-_F, _STEP, _SEND_G, _WEIGHTS = int(Kind.F), int(Kind.STEP), int(Kind.SEND_G), int(Value.WEIGHTS)
+_F, _STEP, _SEND_G, _SCATTER_GRAD = int(Kind.F), int(Kind.STEP), int(Kind.SEND_G), int(Kind.SCATTER_GRAD)
+_WEIGHTS = int(Value.WEIGHTS)
 # What may be wrong with a member of an exchange, and with who computes: bits.
 _BRINGS_NOTHING, _GETS_NOTHING = 1, 2
 _STALE, _UNLIKE_FORWARD, _CLAIMS = 1, 2, 4
@@ -40,15 +41,14 @@ def updated(view: View) -> Iterator[Fault]:
         for place in where(idle & bit) if idle.any() else ():
             op = int(np.searchsorted(wiring.member_start, place, side="right")) - 1
             yield Fault("updated", op, why.format(op=program.name(op), rank=wiring.member_items[place]))
-    steps = nonzero(program.kind == Kind.STEP)
+    steps = nonzero(program.kind == _STEP)
     if not len(steps):
         return
-    _unique, first, counts = np.unique(
-        view.exact[steps] * program.world + program.rank[steps], return_index=True, return_counts=True
-    )
-    for i in where(counts > 1):
-        op = int(steps[first[i]])
-        yield Fault("updated", op, f"{program.name(op)} steps {counts[i]} times in one step")
+    names = (view.exact[steps] * program.world + program.rank[steps]).tolist()
+    if len(set(names)) < len(names):
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            op = int(steps[names.index(name)])
+            yield Fault("updated", op, f"{program.name(op)} steps {names.count(name)} times in one step")
     home = pack(program, "job", "step", "stage") * program.world + program.rank
     worker = pack(program, "job", "step") * program.world + program.rank
     after, lost = _stepping(program.kind, _BACKWARD, home, worker)
@@ -108,61 +108,77 @@ def _stepping(kind: NDArray[np.uint8], backward: Bools, home: Ints, worker: Ints
 
 def gathered(view: View) -> Iterator[Fault]:
     """Part of *updated*: who reads what was gathered."""
-    program = view.program
-    scatters, gathers = nonzero(program.kind == Kind.SCATTER_GRAD), nonzero(_GATHERS[program.kind])
-    if not len(scatters) and not len(gathers):
+    program, wiring, reads = view.program, view.wiring, view.program.reads
+    if not _SHARED_OUT[program.kind].any():
         return
-    makers, reads = program.value_maker, program.reads
-    # A place is a stage on a rank in a step; `wanted` has the units that are shared out there, as (place, unit).
-    place = pack(program, "step", "stage") * program.world
-    units = int(program.unit.max(initial=0)) + 1
-    ops, ranks = _with_members(program, scatters)
-    wanted = np.unique((place[ops] + ranks) * units + program.unit[ops])
-    here = place + program.rank
-    # A pass is what a micro-batch does at a place, forward or back. Which of them read what is shared out?
-    ops = nonzero(_READS_WEIGHTS[program.kind])
-    shared_out = np.zeros(int(here.max()) + program.world + 1, dtype=bool)
-    shared_out[wanted // units] = True
-    ops = ops[shared_out[here[ops]]]
-    if not len(ops):
-        return
-    name = (here * (int(program.micro_batch.max(initial=0)) + 1) + program.micro_batch) * 2 + (program.kind != Kind.F)
-    passes, begin, which = np.unique(name[ops], return_index=True, return_inverse=True)
-    begin = ops[begin]  # their first operations
-    number = np.full(len(program), -1, dtype=np.int64)
-    number[ops] = which
-    # What each of them reads of what was gathered in its step.
-    weights = (program.value_kind == Value.WEIGHTS) & (makers >= 0)
-    weights[weights] = _GATHERS[program.kind[makers[weights]]]
-    stays = not (program.value_end[weights] >= 0).any()
-    at = nonzero(weights[reads.items])
-    reader, source = reads.owner[at], makers[reads.items[at]]
-    known = (number[reader] >= 0) & (program.step[source] == program.step[reader])
-    has = number[reader[known]] * units + program.unit[source[known]]
-    # Where weights stay, only the first pass at a place has to read them all.
-    asked = np.arange(len(passes))
-    if stays:
-        order = np.lexsort((view.place[begin], here[begin]))
-        asked = order[np.unique(here[begin][order], return_index=True)[1]]
-    low = np.searchsorted(wanted, here[begin[asked]] * units)
-    many = np.searchsorted(wanted, (here[begin[asked]] + 1) * units) - low
-    each = np.repeat(low - np.cumsum(many) + many, many) + np.arange(int(many.sum()))
-    needs = np.repeat(asked, many) * units + wanted[each] % units
-    there = np.zeros(len(passes) * units, dtype=bool)
-    there[has] = True
-    missing = np.unique(needs[~there[needs]]) if not there[needs].all() else needs[:0]
-    for i in np.unique(missing // units, return_index=True)[1].tolist():
-        op = int(begin[missing[i] // units])
-        why = f"{program.name(op)} computes with weights of unit {missing[i] % units} that nobody has gathered for it"
+    ops, units = _not_gathered(
+        program.kind, _READS_WEIGHTS, _GATHERS, program.step, program.stage, program.rank, program.micro_batch,
+        program.unit, program.world, view.place, program.value_kind, program.value_maker, program.value_end,
+        reads.start, reads.items, wiring.member_start, wiring.member_items,
+    )  # fmt: skip
+    for op, unit in zip(ops.tolist(), units.tolist(), strict=True):
+        why = f"{program.name(op)} computes with weights of unit {unit} that nobody has gathered for it"
         yield Fault("updated", op, why)
 
 
-def _with_members(program: Program, ops: Ints) -> tuple[Ints, Ints]:
-    """Collectives, each as often as it has members; and these."""
-    members = Ragged.of(program.groups)
-    sizes = np.diff(members.start)[program.group[ops]]
-    first = np.repeat(members.start[program.group[ops]] - np.cumsum(sizes) + sizes, sizes)
-    return np.repeat(ops, sizes), members.items[first + np.arange(len(first))]
+@njit(cache=True)
+def _not_gathered(
+    kind: NDArray[np.uint8], computes: Bools, gathers: Bools, step: Ints, stage: Ints, rank: Ints, micro: Ints,
+    unit: Ints, world: int, place: Ints, value_kind: NDArray[np.uint8], maker: Ints, end: Ints, read_start: Ints,
+    read_items: Ints, member_start: Small, member_items: Small,
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """The first operations of passes that lack weights of their stage, and the first unit that each lacks. A pass is
+    what a micro-batch does at a home (a stage on a rank) in a step, forward or back; it needs the units that are
+    scattered there in that step. Where weights stay, only the first pass there has to read them all."""
+    ops = len(kind)
+    steps, stages, micros, units = step.max() + 1, stage.max() + 1, micro.max() + 1, unit.max() + 1
+    home = np.full(stages * world, -1, np.int64)  # → its number, of those at which units are scattered
+    for op in range(ops):
+        if kind[op] == _SCATTER_GRAD:
+            for k in range(member_start[op], member_start[op + 1]):
+                home[stage[op] * world + member_items[k]] = 0
+    homes = 0
+    for at in range(len(home)):
+        if home[at] == 0:
+            home[at] = homes
+            homes += 1
+    wanted = np.zeros((steps * homes, units), np.bool_)
+    for op in range(ops):
+        if kind[op] == _SCATTER_GRAD:
+            for k in range(member_start[op], member_start[op + 1]):
+                wanted[step[op] * homes + home[stage[op] * world + member_items[k]], unit[op]] = True
+    stays = True
+    for v in range(len(maker)):
+        if value_kind[v] == _WEIGHTS and maker[v] >= 0 and gathers[kind[maker[v]]] and end[v] >= 0:
+            stays = False
+    passes = steps * homes * micros * 2
+    begin, first = np.full(passes, -1, np.int64), np.full(steps * homes, -1, np.int64)
+    has = np.zeros((passes, units), np.bool_)
+    for op in range(ops):
+        at = home[stage[op] * world + rank[op]]
+        if at < 0 or not computes[kind[op]]:
+            continue
+        here = step[op] * homes + at
+        name = (here * micros + micro[op]) * 2 + (kind[op] != _F)
+        if begin[name] < 0:
+            begin[name] = op
+            if first[here] < 0 or place[op] < place[begin[first[here]]]:
+                first[here] = name
+        for k in range(read_start[op], read_start[op + 1]):
+            by = maker[read_items[k]]
+            if by >= 0 and value_kind[read_items[k]] == _WEIGHTS and gathers[kind[by]] and step[by] == step[op]:
+                has[name, unit[by]] = True
+    lacking, lacks, count = np.empty(passes, np.int64), np.empty(passes, np.int64), 0
+    for name in range(passes):
+        here = name // (2 * micros)
+        if begin[name] < 0 or (stays and first[here] != name):
+            continue
+        for u in range(units):
+            if wanted[here, u] and not has[name, u]:
+                lacking[count], lacks[count] = begin[name], u
+                count += 1
+                break
+    return lacking[:count], lacks[:count]
 
 
 def fresh(view: View) -> Iterator[Fault]:
@@ -181,8 +197,8 @@ def fresh(view: View) -> Iterator[Fault]:
         why = f"{program.name(op)} reads version {program.version[op]}, its forward read {source}"
         yield Fault("fresh", op, why)
     for op in where(wrong & _CLAIMS):
-        made = program.value_maker[reads.row(op)[program.value_kind[reads.row(op)] == Value.WEIGHTS]]
-        made = made[(made >= 0) & (program.kind[made] == Kind.STEP)]
+        made = program.value_maker[reads.row(op)[program.value_kind[reads.row(op)] == _WEIGHTS]]
+        made = made[(made >= 0) & (program.kind[made] == _STEP)]
         (by, *_) = made[program.step[made] + 1 != program.version[op]]
         why = f"{program.name(op)} claims version {program.version[op]} and reads what {program.name(by)} made"
         yield Fault("fresh", op, why)

@@ -22,6 +22,7 @@ from trainplan.program.program import Ints, are
 REPLICA, RANK = 2, 4  # columns of `rows.Table`
 _BACKWARD = are((Kind.B, Kind.I, Kind.W)).tolist()
 _PASS, _AGAIN = are((Kind.F, Kind.B, Kind.I, Kind.W)).tolist(), are((Kind.B, Kind.I, Kind.W, *COPIES)).tolist()
+_NUMBER = [int(kind) for kind in Kind]
 MOST_KNOWN = 50_000  # stages; beyond them all are forgotten
 
 
@@ -124,12 +125,13 @@ def as_rows(
 ) -> list[tuple[int, ...]]:  # fmt: skip
     """A template as rows of a table, in the order of its columns. Which pass it is says something of backward passes,
     and of forward passes whether they are the first; other rows are the same in all of them."""
+    last, again, cut = int(last), int(again), int(cut)
     return [
-        (
-            r.kind, r.stage, replica, r.line, rank, r.unit, r.peer, adds if _BACKWARD[r.kind] else 0,
-            last if _PASS[r.kind] else 0, again if _AGAIN[r.kind] else 0, r.size, cut,
+        (  # numbers alone: of anything else numpy asks first what it is
+            _NUMBER[kind], stage, replica, line, rank, unit, peer, adds if _BACKWARD[kind] else 0,
+            last if _PASS[kind] else 0, again if _AGAIN[kind] else 0, size, cut,
         )
-        for r in template
+        for kind, stage, line, unit, peer, size in template
     ]  # fmt: skip
 
 
@@ -172,14 +174,19 @@ class Bodies:
         self._parts.append(own)
         self._alike.append(stage.alike + self._count)
         first = len(self.start)
+        self.length += stage.lengths
         for length in stage.lengths:
-            self._begin(length)
+            self.start.append(self._count)
+            self._count += length
         return first
 
     def rows(self) -> Ints:
-        """All rows, and behind the columns of each the first of its part that says the same."""
+        """The columns of all rows; and as the last one the first row of its part that says the same."""
         self._close()
-        return np.column_stack([np.concatenate(self._parts), np.concatenate(self._alike)])
+        found = np.empty((self._parts[0].shape[1] + 1, self._count), dtype=np.int64)
+        np.concatenate(self._parts, out=found[:-1].T)
+        np.concatenate(self._alike, out=found[-1])
+        return found
 
     def _begin(self, length: int) -> None:
         self.start.append(self._count)

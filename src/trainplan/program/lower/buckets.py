@@ -80,9 +80,9 @@ def stage_buckets(
         ways = [list(range(end - count, end)) for end, count in zip(ends, counts, strict=True)]
         for numbers in ways or fill([p.bytes for p in inside], limit):
             members = [inside[n] for n in numbers]
-            latest = max(latest, *(ready(p) for p in members))
-            names, size = tuple(p.name for p in members), sum(p.bytes for p in members)
-            block = min(min(p.blocks) for p in members)
+            latest = max(latest, *[ready(p) for p in members])
+            names, size = tuple([p.name for p in members]), sum([p.bytes for p in members])
+            block = min([min(p.blocks) for p in members])
             buckets.append(Bucket(names, size, block, min(latest, 1.0), _element(members)))
         return buckets
 
@@ -92,7 +92,7 @@ def stage_buckets(
 
 def _element(parameters: Sequence[Parameter]) -> int:
     """Bytes of one number of theirs."""
-    return max(1, sum(p.bytes for p in parameters) // max(1, sum(p.count for p in parameters)))
+    return max(1, sum([p.bytes for p in parameters]) // max(1, sum([p.count for p in parameters])))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,11 @@ def _parameters_by_stage(profile: Profile, bounds: tuple[tuple[int, int], ...]) 
     stage_of = [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last)]
     found: list[list[Parameter]] = [[] for _ in bounds]
     for parameter in profile.parameters:
-        for stage in sorted({stage_of[block] for block in parameter.blocks}):
+        blocks = parameter.blocks
+        if len(blocks) == 1:  # nearly all of them
+            found[stage_of[blocks[0]]].append(parameter)
+            continue
+        for stage in sorted({stage_of[block] for block in blocks}):
             found[stage].append(parameter)
     return found
 
@@ -143,8 +147,8 @@ def held_by_stage(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> tupl
 
     def made() -> tuple[Ints, Ints, Ints]:
         own = parameters_by_stage(profile, bounds)
-        weights = [sum(p.bytes for p in parameters) for parameters in own]
-        states = [sum(p.count for p in parameters if p.trainable) for parameters in own]
+        weights = [sum([p.bytes for p in parameters]) for parameters in own]
+        states = [sum([p.count for p in parameters if p.trainable]) for parameters in own]
         buffers = [sum(block.buffer_bytes for block in profile.blocks[first:last]) for first, last in bounds]
         return np.array(weights), np.array(states), np.array(buffers)
 
@@ -169,6 +173,8 @@ def _ties(profile: Profile, bounds: tuple[tuple[int, int], ...]) -> list[Tie]:
     stage_of = [stage for stage, (first, last) in enumerate(bounds) for _ in range(first, last)]
     found: dict[tuple[int, ...], list[Parameter]] = {}
     for parameter in profile.parameters:
+        if len(parameter.blocks) == 1:
+            continue
         holders = tuple(sorted({stage_of[block] for block in parameter.blocks}))
         if len(holders) > 1 and parameter.trainable:
             found.setdefault(holders, []).append(parameter)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 
 from trainplan.profile.parcels import parcels
@@ -26,6 +29,7 @@ _IS_PASS = are((Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)).tolist()
 _SHARED = (Kind.F, Kind.R, Kind.B)  # passes whose blocks ranks may share
 _SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W, Kind.STEP)
 _IS_WHOLE = are(WITHOUT_MICRO_BATCH)
+_IS_SHARED_OUT, _IS_MESSAGE = are(SHARED_OUT).tolist(), [SPECS[kind].message for kind in Kind]
 _CARRIES = [
     SPECS[kind].message or SPECS[kind].collective or kind in (*COPIES, Kind.LOAD) for kind in Kind
 ]  # fmt: skip
@@ -50,20 +54,61 @@ def cost_classes(
         table.size, table.cut,
     )  # fmt: skip
     members = (*spans, ())  # the last: of what is no collective
-    amounts = [0 if whole else sizes[which] for whole, which in zip(_IS_WHOLE[table.kind[used]], size, strict=True)]
+    kinds = table.kind[used]
+    amounts: list[Amount] = [
+        0 if whole else sizes[which]
+        for whole, which in zip(_IS_WHOLE[kinds].tolist(), size.tolist(), strict=True)
+    ]  # fmt: skip
     together = [members[number] for number in group[example_of].tolist()]
-    rows = zip(amounts, together, *(column[used].tolist() for column in columns), strict=True)
-    classes = tuple([_class(layout, *own) for own in rows])
+    rows = zip(amounts, together, *[column[used].tolist() for column in columns], strict=True)
+    classes = _classes(layout, rows)
     cost = example[place]
     payload = [c.bytes if _CARRIES[c.kind] else 0 for c in classes]
     return cost, classes, np.array(payload, dtype=np.int64)[cost]
+
+
+def _classes(layout: Layout, rows: Iterable[tuple[Any, ...]]) -> tuple[CostClass, ...]:
+    """The class of every row. Passes of many plans have the same, so each of these is made once."""
+    known: dict[tuple[Any, ...], CostClass] = kept(layout.profile, "classes of passes", dict)
+    where: dict[tuple[int, int, int], int] = {}
+    found = []
+    for row in rows:
+        samples, _, number, stage, unit, _, replica, line, adds, last_pass, again, _, cut = row
+        if not _IS_PASS[number]:
+            found.append(_class(layout, *row))
+            continue
+        way = replica, line, stage
+        at = where.get(way)
+        if at is None:
+            at = where[way] = _home(layout, *way)
+        key = at, number, unit, samples, adds, last_pass, again, cut
+        one = known.get(key)
+        if one is None:
+            rank = layout.plan.rank(replica, stage, line)
+            one = _pass(layout, _KINDS[number], rank, stage, unit, samples, adds, last_pass, again, cut)
+            known[key] = one
+        found.append(one)
+    return tuple(found)
+
+
+def _home(layout: Layout, replica: int, line: int, stage: int) -> int:
+    """A number for all that the classes of a stage's passes depend on, beside what their rows say: so that plans that
+    have it in common need not compare it row by row."""
+    plan, rank = layout.plan, layout.plan.rank(replica, stage, line)
+    known: dict[tuple[Any, ...], int] = kept(layout.profile, "homes of passes", dict)
+    buckets = () if stage in layout.late else tuple([bucket.ready for bucket in layout.buckets[stage]])
+    name = (
+        rank, plan.bounds[stage], plan.slicers(rank) if plan.tp > 1 else (), plan.zero, layout.offloads,
+        bool(layout.units[stage]), tuple(layout.sections[stage]), buckets,
+    )  # fmt: skip
+    return known.setdefault(name, len(known))
 
 
 def _pass(
     layout: Layout, kind: Kind, rank: int, stage: int, unit: int, samples: Amount, adds: int, last_pass: int,
     again: int, cut: int,
 ) -> CostClass:  # fmt: skip
-    """A pass, or a piece of one. Many plans have the same, so each is made once."""
+    """A pass, or a piece of one."""
     first, last = layout.plan.bounds[stage]
     since, until, started = 0.0, 1.0, False
     if kind is _R or (again and kind is _B):
@@ -81,16 +126,10 @@ def _pass(
         since = buckets[unit - 1].ready if unit else 0.0
         until = buckets[unit].ready if unit < len(buckets) - 1 else 1.0
     sharing = layout.plan.slicers(rank) if layout.plan.tp > 1 and kind in _SHARED else ()
-    known = layout.profile.known_stages
-    key = kind, rank, first, last, samples, since, until, adds, sharing, started
-    if key not in known:
-        talk = _inside(layout.profile, kind is _B, first, last, samples) if sharing else ()
-        known[key] = CostClass(
-            kind, rank, -1, first, last, samples, since=since, until=until, accumulate=adds, sharing=sharing,
-            inside=talk, started=started,
-        )  # fmt: skip
-    found: CostClass = known[key]
-    return found
+    talk = _inside(layout.profile, kind is _B, first, last, samples) if sharing else ()
+    return CostClass(
+        kind, rank, -1, first, last, samples, 0, (), since, until, adds, sharing=sharing, inside=talk, started=started
+    )  # fmt: skip
 
 
 def _inside(profile: Profile, back: bool, first: int, last: int, samples: Amount) -> tuple[Inside, ...]:
@@ -112,20 +151,21 @@ def _class(
     layout: Layout, samples: Amount, members: tuple[int, ...], number: int, stage: int, unit: int, peer: int,
     replica: int, line: int, adds: int, last_pass: int, again: int, together: int, cut: int,
 ) -> CostClass:  # fmt: skip
+    """Of what is no pass."""
     plan, profile, kind = layout.plan, layout.profile, _KINDS[number]
-    if _IS_PASS[number]:
-        rank = plan.rank(replica, stage, line)
-        return _pass(layout, kind, rank, stage, unit, samples, adds, last_pass, again, cut)
     if layout.service is not None and kind in _SERVED:
         found = served_class(layout, layout.service, kind, stage, unit, peer, replica)
         if found is not None:
             return found
     rank = plan.rank(replica, stage, line)
     first, last = plan.bounds[stage]
+    if _IS_SHARED_OUT[number]:
+        size = layout.units[stage][unit].bytes
+        return CostClass(kind, rank, -1, first, last, 0, size, members, by=layout.backend.sums_by)
     if kind is _LOAD or kind in INPUT_MESSAGES:
         return load_class(layout, kind, rank, together)
-    if SPECS[kind].message:
-        forward = kind in (_SEND_F, _RECV_F)
+    if _IS_MESSAGE[number]:
+        forward = kind is _SEND_F or kind is _RECV_F
         edge = layout.edge[(stage, peer) if forward == (kind in SENDS) else (peer, stage)]
         numbers = edge.crossings if forward else edge.gradients
         size = message_bytes(profile, numbers, samples)
@@ -155,9 +195,6 @@ def _class(
             kind, rank, -1, first, last, 0, bucket.bytes, members, by=layout.sums_by, element=bucket.element,
             node=plan.node,
         )  # fmt: skip
-    if kind in SHARED_OUT:
-        size = layout.units[stage][unit].bytes
-        return CostClass(kind, rank, -1, first, last, 0, size, members, by=layout.backend.sums_by)
     if kind in (_COUNT, _LOSS, _NORM):
         return CostClass(kind, rank, -1, first, last, 0, 8, members, by=layout.backend.sums_by, element=8)
     if kind is _BARRIER:

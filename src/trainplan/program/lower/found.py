@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from trainplan.lasting import lasting
 from trainplan.program.lower.buckets import kept
+from trainplan.program.lower.distinct import distinct
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.rows import Table
 from trainplan.program.ops import COLLECTIVES, SHARED_OUT, Kind
@@ -17,8 +18,12 @@ from trainplan.program.program import Bools, Ints, are, nonzero
 from trainplan.program.text import WITHOUT_MICRO_BATCH
 
 _WHOLE, _SHARED_OUT, _COLLECTIVE = are(WITHOUT_MICRO_BATCH), are(SHARED_OUT), are(COLLECTIVES)
-_NORM, _REDUCE_GRAD = int(Kind.NORM), int(Kind.REDUCE_GRAD)
+_NORM, _REDUCE_GRAD, _BARRIER = int(Kind.NORM), int(Kind.REDUCE_GRAD), int(Kind.BARRIER)
 NEVER = np.iinfo(np.int64).max
+
+
+# What an operation is, as one number: its kind, stage, peer (or -1) and unit have 5 bits, 14, 14 and 30.
+_KIND, _STAGE, _PEER = 58, 44, 30
 
 
 class Found:
@@ -40,14 +45,12 @@ class Found:
         plan = layout.plan
         self.places = len(layout.replicas) * steps * plan.pieces
         # Rows of several replicas, or of several bodies, are the same operation for other places.
-        names = list(
-            zip(table.kind.tolist(), table.stage.tolist(), table.peer.tolist(), table.unit.tolist(), strict=True)
-        )
-        self._line: dict[tuple[int, int, int, int], int] = {}
-        line = np.array([self._line.setdefault(name, len(self._line)) for name in names], dtype=np.int64)
+        names = table.kind << _KIND | table.stage << _STAGE | table.peer + 1 << _PEER | table.unit
+        first, line = distinct(names)
+        self._line = dict(zip(names[first].tolist(), range(len(first)), strict=True))
         # One line more, which stays empty: line -1.
         self._numbers = np.full((len(self._line) + 1, self.places), -1, dtype=np.int64)
-        replica = np.searchsorted(layout.replicas, table.replica)
+        replica = table.replica  # those that have lists are the first, or all of them
         self.replica_of = replica[row]  # of every operation, among those that have lists
         whole = _WHOLE[table.kind][row]
         ops = nonzero(~whole)
@@ -60,14 +63,12 @@ class Found:
             self._numbers[line[row[ops[together]]], beside] = ops[together]
         # What comes once: by (kind, stage, unit) and rank; what all copies do together, whichever stands for it.
         self._once: dict[tuple[int, int, int, int], int] = {}  # → a row of `_by_step`
-        barrier = self.kind == Kind.BARRIER
+        barrier = self.kind == _BARRIER
         single = nonzero(whole & ~barrier)
         own = row[single]
         spots = []
-        for at, rank, replica_of in zip(
-            own.tolist(), self.rank[single].tolist(), table.replica[own].tolist(), strict=True
-        ):
-            kind, stage, _, unit = names[at]
+        columns = (table.kind[own], table.stage[own], table.unit[own], self.rank[single], table.replica[own])
+        for kind, stage, unit, rank, replica_of in zip(*[column.tolist() for column in columns], strict=True):
             where = rank
             if kind == _NORM:
                 stage, where = 0, layout.answering(replica_of)
@@ -90,22 +91,23 @@ class Found:
         # What was asked for, which several passes of lowering ask for.
         self._passes: dict[tuple[str, bool, tuple[int, ...]], Ints] = {}
         self._seen: dict[tuple[int, ...], Bools] = {}  # lines → whether each micro-batch takes one of them
-        self._replica_number = {r: number for number, r in enumerate(layout.replicas)}
 
     # -- of micro-batches -------------------------------------------------------------------------------------------
 
     def ops(self, kind: Kind, stages: Sequence[int], peers: Sequence[int] = (), units: Sequence[int] = ()) -> Ints:
         """The operation of every place, a row for each stage (with its peer and its unit)."""
-        number, find = int(kind), self._line.get
+        number, find = int(kind) << _KIND, self._line.get
         if not peers and not units:
-            return self._numbers[[find((number, stage, -1, 0), -1) for stage in stages]]
+            return self._numbers[[find(number | stage << _STAGE, -1) for stage in stages]]
         names = zip(stages, peers or (-1,) * len(stages), units or (0,) * len(stages), strict=True)
-        return self._numbers[[find((number, stage, peer, unit), -1) for stage, peer, unit in names]]
+        return self._numbers[[find(number | s << _STAGE | p + 1 << _PEER | unit, -1) for s, p, unit in names]]
 
     def named(self, kinds: Sequence[Kind], stages: Sequence[int], units: Sequence[int]) -> Ints:
         """The same of several kinds."""
         names = zip(kinds, stages, units, strict=True)
-        return self._numbers[[self._line.get((int(kind), stage, -1, unit), -1) for kind, stage, unit in names]]
+        return self._numbers[
+            [self._line.get(kind << _KIND | stage << _STAGE | unit, -1) for kind, stage, unit in names]
+        ]
 
     def backward(self, stages: Sequence[int], final: bool) -> Ints:
         """The first or the final operation of the backward pass of every place: it may be cut into units, or into a
@@ -179,7 +181,7 @@ class Found:
             return np.zeros((len(stages), self.places), dtype=bool)
         return ~self._finds_none[self.gathering(stages)]
 
-    @cached_property
+    @lasting
     def _finds_none(self) -> Bools:
         """Operation → whether it is the first of its step to add to the gradients of its weights."""
         layout = self.layout
@@ -224,10 +226,13 @@ class Found:
         """Of what has a row for each of these copies (or one for all), the entries of the micro-batches that each copy
         sees: (copy, step, micro-batch); `empty` elsewhere."""
         layout = self.layout
-        table = np.broadcast_to(of, (len(holdings), self.places))
-        table = table.reshape(len(holdings), len(layout.replicas), self.steps, layout.plan.pieces)
-        number = [self._replica_number[h.replica] for h in holdings]
-        table = table[np.arange(len(holdings)), number]
+        if len(of) != len(holdings):
+            of = np.broadcast_to(of, (len(holdings), self.places))
+        table = of.reshape(len(holdings), len(layout.replicas), self.steps, layout.plan.pieces)
+        if len(layout.replicas) == 1:
+            table = table[:, 0]
+        else:
+            table = table[np.arange(len(holdings)), [h.replica for h in holdings]]
         if layout.plan.lines == 1:
             return table if empty == -1 else np.where(table >= 0, table, empty)
         for h in holdings:

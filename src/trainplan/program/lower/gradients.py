@@ -115,10 +115,10 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
         if layout.gathers:
             _beside_the_buckets(ledger, found, holdings, home, trainable[0])
     # Weights that several stages hold are in no bucket, unless servers sum them, and are not shared out.
-    tied = {name for tie in layout.ties for name in tie.names} if layout.service is None else set()
+    tied = _tied(layout) if layout.service is None and layout.ties else None
     for s in layout.stages:
         if layout.bucketed(s):
-            trainable[s] = [p for p in trainable[s] if p.name in tied] if tied else []
+            trainable[s] = tied[s] if tied else []
     coming = [number for number, h in enumerate(holdings) if trainable[h.stage]]
     if not coming:
         return
@@ -129,6 +129,17 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
         own = [number for number, mine in zip(coming, chosen, strict=True) if mine]
         if own:
             put(ledger, found, [holdings[number] for number in own], home[own], step[own], trainable)
+
+
+def _tied(layout: Layout) -> list[list[Parameter]]:
+    """Of the weights that each stage trains those that others hold as well."""
+
+    def made() -> list[list[Parameter]]:
+        names = {name for tie in layout.ties for name in tie.names}
+        return [[p for p in own if p.name in names] for own in layout.trainable]
+
+    found: list[list[Parameter]] = kept(layout.profile, ("tied", layout.plan.bounds), made)
+    return found
 
 
 def updates(ledger: Ledger, found: Found) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
+from trainplan.lasting import lasting
 from trainplan.plan.decided import BY_PRIORITY, DECIDED
 from trainplan.plan.exchanges import BY_BACKEND
 from trainplan.plan.plan import Plan
@@ -28,8 +29,7 @@ from trainplan.program.program import Bools, Ints
 from trainplan.program.schedules import Order, Orders, orders_of
 
 
-@dataclass(frozen=True)
-class Holding:
+class Holding(NamedTuple):
     """One copy of a stage: its weights, gradients and optimizer state on one rank."""
 
     stage: int
@@ -54,12 +54,12 @@ class Layout:
     # Of every step, where the exchange is decided while running; none: each part in turn.
     agendas: tuple[Agendas, ...] = ()
 
-    @cached_property
+    @lasting
     def sizes(self) -> tuple[tuple[int, ...], ...]:
         """Samples of each micro-batch of each replica."""
         return micro_batches(self.plan, self.batch)
 
-    @cached_property
+    @lasting
     def amounts(self) -> tuple[tuple[Amount, ...], ...]:
         """What goes through at once, of each replica: micro-batches, or the slices of one after those of the other."""
         slices, length = self.plan.slices, sum(self.plan.slices)
@@ -69,7 +69,7 @@ class Layout:
         pairs = list(zip(slices, before, strict=True))
         return tuple(tuple(Portion(n, own, c, length) for n in sizes for own, c in pairs) for sizes in self.sizes)
 
-    @cached_property
+    @lasting
     def kinds_of_amount(self) -> tuple[list[Amount], Ints]:
         """The amounts that differ, and which of them each piece of each replica is."""
         known: dict[Amount, int] = {}
@@ -82,12 +82,12 @@ class Layout:
 
     # -- the order of work ------------------------------------------------------------------------------------------
 
-    @cached_property
+    @lasting
     def orders(self) -> Orders:
         """What each rank of a replica computes, in order."""
         return orders_of(self.plan)
 
-    @cached_property
+    @lasting
     def line_of(self) -> Ints:
         """The line (a pipeline of the replica) that each piece takes."""
 
@@ -99,31 +99,31 @@ class Layout:
 
         return self.orders.once(("lines", len(self.plan.slices)), lines)
 
-    @cached_property
+    @lasting
     def splits(self) -> bool:
         """Whether backward comes in two parts, for the input and for the weights: all passes, or some of them."""
         return splits_backward(self.plan)
 
-    @cached_property
+    @lasting
     def in_phases(self) -> bool:
         """Whether all ranks of a replica compute and exchange in turn, with a barrier between (`phases.py`)."""
         return self.plan.schedule == "lockstep"
 
     # -- what passes between stages ---------------------------------------------------------------------------------
 
-    @cached_property
+    @lasting
     def edges(self) -> list[Edge]:
         return known_edges(self.profile, self.plan.bounds)
 
-    @cached_property
+    @lasting
     def incoming(self) -> list[list[Edge]]:
         return [[e for e in self.edges if e.target == stage] for stage in self.stages]
 
-    @cached_property
+    @lasting
     def outgoing(self) -> list[list[Edge]]:
         return [[e for e in self.edges if e.source == stage] for stage in self.stages]
 
-    @cached_property
+    @lasting
     def edge(self) -> dict[tuple[int, int], Edge]:
         """The edge from a stage to a stage."""
         return {(e.source, e.target): e for e in self.edges}
@@ -134,31 +134,31 @@ class Layout:
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @lasting
     def parameters(self) -> list[list[Parameter]]:
         """The parameters that each stage uses, in order of gradient arrival."""
         return parameters_by_stage(self.profile, self.plan.bounds)
 
-    @cached_property
+    @lasting
     def trainable(self) -> list[list[Parameter]]:
         """Those of them that are trained."""
         return trainable_by_stage(self.profile, self.plan.bounds)
 
-    @cached_property
+    @lasting
     def parameter_of(self) -> list[dict[str, Parameter]]:
         """The same by name."""
         return [{p.name: p for p in own} for own in self.parameters]
 
-    @cached_property
+    @lasting
     def ties(self) -> list[Tie]:
         return ties(self.profile, self.plan.bounds)
 
-    @cached_property
+    @lasting
     def copies(self) -> list[int]:
         """How many ranks hold each stage, over all replicas."""
         return [len(self.plan.replicas_of(stage)) for stage in self.stages]
 
-    @cached_property
+    @lasting
     def buckets(self) -> list[list[Bucket]]:
         """For every stage its gradient buckets; none where there is one copy and nothing to exchange."""
         return filled(self)
@@ -167,13 +167,15 @@ class Layout:
         """Whether the gradients of a stage are in buckets: where they go to other ranks."""
         return self.copies[stage] > 1 or self.plan.exchange in SERVED
 
-    @cached_property
+    @lasting
     def service(self) -> Service | None:
         """What passes between workers and servers; None where the plan has another exchange."""
+        if self.plan.exchange not in SERVED:
+            return None
         buffers = sum(block.buffer_bytes for block in self.profile.blocks)
         return service(self.plan, self.profile.parameters, self.buckets, buffers)
 
-    @cached_property
+    @lasting
     def by_push(self) -> bool:
         """Whether workers push and pull without regard to each other, so that nothing is summed over them."""
         return self.plan.exchange in ASYNCHRONOUS
@@ -187,17 +189,17 @@ class Layout:
         """Whether a rank that holds a stage has an optimizer that runs."""
         return self.service is None or (self.service.at_root and rank == self.service.rank(0))
 
-    @cached_property
+    @lasting
     def decides(self) -> bool:
         """Whether the order of the exchange is decided while running."""
         return self.plan.exchange in DECIDED
 
-    @cached_property
+    @lasting
     def crosses(self) -> bool:
         """Whether gradients are still summed while the next step begins: a block takes its step when it is needed."""
         return self.plan.exchange in BY_PRIORITY
 
-    @cached_property
+    @lasting
     def decided(self) -> list[Decided]:
         """Where that is so: of every stage its gradients in parts, and what decides which of them go when."""
         return [decided_of(self.plan, own) for own in self.buckets]
@@ -206,7 +208,7 @@ class Layout:
         """What of a stage goes when in a step."""
         return self.agendas[step][stage] if self.agendas else in_turn(self.decided[stage].rule)
 
-    @cached_property
+    @lasting
     def stepping(self) -> list[dict[int, tuple[str, ...]]]:
         """Where each block of a stage takes its step alone: block → its weights, each with the first that uses it."""
         found: list[dict[int, tuple[str, ...]]] = [{} for _ in self.stages]
@@ -215,7 +217,7 @@ class Layout:
                 found[stage][min(p.blocks)] = (*found[stage].get(min(p.blocks), ()), p.name)
         return found
 
-    @cached_property
+    @lasting
     def awaited(self) -> list[dict[int, frozenset[int]]]:
         """The same: block → the buckets that its step waits for."""
         bucket_of = [{name: k for k, bucket in enumerate(own) for name in bucket.names} for own in self.buckets]
@@ -224,7 +226,7 @@ class Layout:
             for own, known in zip(self.stepping, bucket_of, strict=True)
         ]
 
-    @cached_property
+    @lasting
     def first_tie(self) -> int:
         """Unit of the exchange of the first tie: beyond the buckets of every stage, so that all holders agree on it."""
         if self.decides:
@@ -233,7 +235,7 @@ class Layout:
 
     # -- what replicas share out ------------------------------------------------------------------------------------
 
-    @cached_property
+    @lasting
     def _gathered(self) -> list[list[Section]]:
         """For every stage the runs of blocks that weights are gathered for; none where they are not shared out."""
         stages = zip(self.parameters, self.plan.bounds, strict=True)
@@ -241,17 +243,17 @@ class Layout:
             return [[] for _ in self.stages]
         return [known_sections(self.profile, own, bound, self.plan.bucket) for own, bound in stages]
 
-    @cached_property
+    @lasting
     def sections(self) -> list[list[Section]]:
         """For every stage those parts, or, where parcels go away, its blocks; none where passes come whole."""
         return [[(b, b + 1) for b in range(*bound)] for bound in self.plan.bounds] if self.offloads else self._gathered
 
-    @cached_property
+    @lasting
     def offloads(self) -> bool:
         """Whether anything goes away that passes have saved: then all of them come in sections (`away.py`)."""
         return bool(self.plan.away)
 
-    @cached_property
+    @lasting
     def units(self) -> list[list[Unit]]:
         """For every stage the weights that its replicas share out."""
         stages = zip(self.parameters, self._gathered, self.sections, strict=True)
@@ -284,7 +286,7 @@ class Layout:
         late = [number for number, unit in enumerate(found) if unit.last < kept]
         return sorted(late, key=lambda number: -found[number].last)
 
-    @cached_property
+    @lasting
     def turning(self) -> frozenset[int]:
         """Stages in which every forward pass is followed by its backward pass at once."""
         later = self.orders.once("turning", lambda: turning_later(self.orders))
@@ -302,12 +304,18 @@ class Layout:
         """How much of a stage's weights a rank steps itself."""
         if not self.plan.zero:
             return 1.0
-        own = sum(unit.share for unit in self.units[stage])
-        whole = trained(self.profile, self.plan.bounds[stage])
-        apart = whole - sum(unit.count for unit in self.units[stage])
-        return (own + apart) / whole if whole else 1.0
+        return self._shared_shares[stage]
 
-    @cached_property
+    @lasting
+    def _shared_shares(self) -> list[float]:
+        found = []
+        for shared_out, bound in zip(self.units, self.plan.bounds, strict=True):
+            whole = trained(self.profile, bound)
+            own = whole + sum([unit.share - unit.count for unit in shared_out])
+            found.append(own / whole if whole else 1.0)
+        return found
+
+    @lasting
     def holdings(self) -> list[Holding]:
         """Every copy of every stage that has a list: by stage, then by replica."""
         found = []
@@ -321,20 +329,20 @@ class Layout:
 
     # -- the plan, in other words -----------------------------------------------------------------------------------
 
-    @cached_property
+    @lasting
     def stages(self) -> range:
         return range(self.plan.depth)
 
-    @cached_property
+    @lasting
     def blocks(self) -> range:
         return range(self.plan.blocks)
 
-    @cached_property
+    @lasting
     def stage_of(self) -> list[int]:
         """The stage of every block."""
         return [stage for stage, (first, last) in enumerate(self.plan.bounds) for _ in range(first, last)]
 
-    @cached_property
+    @lasting
     def clips(self) -> bool:
         """Whether the norm of the gradients is summed over the ranks of a replica, or of those that share out."""
         return self.profile.clip_norm > 0 and (self.plan.pp > 1 or self.plan.zero > 0 or self.plan.tp > 1)
@@ -344,7 +352,7 @@ class Layout:
         """Whether the number that the loss's mean is over must be summed over the replicas first."""
         return self.plan.dp > 1 and self.profile.mean_over != "samples" and not self.by_push
 
-    @cached_property
+    @lasting
     def recomputed(self) -> Bools:
         """Micro-batch (or slice of one) → whether its passes are run forward once more, block by block, before they go
         back. The last one may be left out: in GPipe's order it goes back right after it came."""
@@ -352,12 +360,12 @@ class Layout:
         found[-1] &= self.plan.recompute != "except-last"
         return found
 
-    @cached_property
+    @lasting
     def recomputes(self) -> bool:
         """Whether any are."""
         return bool(self.recomputed.any())
 
-    @cached_property
+    @lasting
     def observed(self) -> bool:
         """Pure data parallelism: torch's DDP runs it, and we watch."""
         plain = self.plan.exchange == BY_BACKEND and self.plan.overlap == "on"
@@ -374,7 +382,7 @@ class Layout:
         """Whether gradients of passes before the last are gathered beside the buckets: that is how DDP does it."""
         return self.observed and self.plan.micro > 1
 
-    @cached_property
+    @lasting
     def late(self) -> frozenset[int]:
         """Stages whose gradients are exchanged only after all passes of their ranks, and not after their own last."""
         if self.plan.exchange == AT_ROOT:  # nothing overlaps
@@ -395,14 +403,14 @@ class Layout:
         rank = self.plan.rank(replica, stage, line)
         return rank if len(self.replicas) == self.plan.dp and self.plan.tp == 1 else self._places[rank]
 
-    @cached_property
+    @lasting
     def local_ranks(self) -> Ints:
         """The same of all that have lists, as a table: (replica, line, stage)."""
         lines = range(self.plan.lines)
         ranks = [[[self.local(r, stage, line) for stage in self.stages] for line in lines] for r in self.replicas]
         return np.array(ranks, dtype=np.int64)
 
-    @cached_property
+    @lasting
     def _places(self) -> dict[int, int]:
         """Of the ranks that have lists: which of them it is."""
         ranks = self.plan.ranks(0) if len(self.replicas) < self.plan.dp else self.plan.leaders

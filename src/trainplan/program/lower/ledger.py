@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
@@ -26,66 +26,73 @@ class Values:
     reads: Ragged
 
 
-@dataclass
 class Ledger:
-    """Values in pieces. All arrays of one `add` have the shape of `maker`, or are stretched to it."""
+    """Values in pieces. All columns of one `add` have the shape of `maker`, or are stretched to it."""
 
-    count: int = 0
-    counts: list[int] = field(default_factory=list)  # of each piece
-    kinds: list[int] = field(default_factory=list)  # of each piece, as are `lates` and `earlies`
-    sizes: list[Ints] = field(default_factory=list)
-    ranks: list[Ints] = field(default_factory=list)
-    makers: list[Ints] = field(default_factory=list)
-    ends: list[Ints] = field(default_factory=list)
-    lates: list[bool] = field(default_factory=list)
-    earlies: list[bool] = field(default_factory=list)
-    readers: list[Ints] = field(default_factory=list)
-    read: list[Ints] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.count = 0
+        self.counts: list[int] = []  # of each piece
+        self.kinds: list[int] = []  # of each piece, as are `lates` and `earlies`
+        self.lates: list[bool] = []
+        self.earlies: list[bool] = []
+        self.columns: list[tuple[Ints | int, Ints | int, Ints, Ints]] = []  # bytes, rank, maker, end
+        self.readers: list[tuple[Ints, Ints]] = []  # operations, and the values that they read
 
     def add(
         self, kind: Value, size: Ints | int, rank: Ints | int, maker: Ints, end: Ints, readers: tuple[Ints, ...] = (),
         late: bool = False, early: bool = False,
     ) -> Ints:  # fmt: skip
         """One value for each entry of `maker`, and its number. Of `late` and `early` see `Program.value_late`."""
-        numbers = np.arange(self.count, self.count + maker.size).reshape(maker.shape)
-        self.count += maker.size
-        self.counts.append(maker.size)
-        self.kinds.append(kind)
-        self.sizes.append(_stretched(size, maker).ravel())
-        self.ranks.append(_stretched(rank, maker).ravel())
-        self.makers.append(maker.ravel())
-        self.ends.append(end.ravel())
+        count = maker.size
+        numbers = np.arange(self.count, self.count + count)
+        if maker.ndim > 1:
+            numbers = numbers.reshape(maker.shape)
+        self.count += count
+        self.counts.append(count)
+        self.kinds.append(int(kind))  # of a member of an enumeration numpy asks for five attributes in vain
         self.lates.append(late)
         self.earlies.append(early)
+        self.columns.append((size, rank, maker, end))
         for reader in readers:
-            self.reads(reader, numbers)
+            self.readers.append((reader, numbers))
         return numbers
 
     def add_some(
         self, kind: Value, size: Ints, rank: Ints, maker: Ints, end: Ints, late: bool = False, early: bool = False
     ) -> None:
         """The same for values that are nothing but memory: where there are no bytes, or no maker, there is none."""
-        size, rank, end = (_stretched(column, maker) for column in (size, rank, end))
+        size, rank, end = _stretched(size, maker), _stretched(rank, maker), _stretched(end, maker)
         some = (maker >= 0) & (size > 0)
         self.add(kind, size[some], rank[some], maker[some], end[some], late=late, early=early)
 
     def reads(self, reader: Ints, numbers: Ints) -> None:
         """Operations that read values; -1: nobody does."""
-        self.readers.append(reader.ravel())
-        self.read.append(numbers.ravel())
+        self.readers.append((reader, numbers))
 
     def close(self, ops: int) -> Values:
-        start, items = _group(np.concatenate(self.readers), np.concatenate(self.read), ops)
+        columns = np.empty((4, self.count), dtype=np.int64)
+        begin = 0
+        for own in self.columns:
+            maker = own[2]
+            end = begin + maker.size
+            for column, part in zip(columns, own, strict=True):
+                if maker.ndim == 1:
+                    column[begin:end] = part
+                else:
+                    column[begin:end].reshape(maker.shape)[...] = part
+            begin = end
+        readers = np.concatenate([reader.ravel() for reader, _ in self.readers])
+        start, items = _group(readers, np.concatenate([numbers.ravel() for _, numbers in self.readers]), ops)
+        size, rank, maker, end_ = columns
         return Values(
-            np.repeat(np.array(self.kinds, dtype=np.uint8), self.counts), np.concatenate(self.sizes),
-            np.concatenate(self.ranks), np.concatenate(self.makers), np.concatenate(self.ends),
+            np.repeat(np.array(self.kinds, dtype=np.uint8), self.counts), size, rank, maker, end_,
             np.repeat(self.lates, self.counts), np.repeat(self.earlies, self.counts), Ragged(start, items),
         )  # fmt: skip
 
 
-def _stretched(column: Ints | int, like: Ints) -> Ints:
+def _stretched(column: Ints, like: Ints) -> Ints:
     """A column with the shape of another."""
-    if isinstance(column, np.ndarray) and column.shape == like.shape:
+    if column.shape == like.shape:
         return column
     found = np.empty(like.shape, dtype=np.int64)
     found[...] = column

@@ -25,7 +25,7 @@ from trainplan.plan.served import AT_ROOT
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.row import Row
 from trainplan.program.ops import Kind, Value
-from trainplan.program.program import Bools, CostClass, Ints
+from trainplan.program.program import CostClass, Ints
 
 if TYPE_CHECKING:
     from trainplan.program.lower.found import Found
@@ -184,9 +184,3 @@ def _of(found: Found, kind: Kind, replica: int) -> Ints:
     """The messages of a kind with a worker's inputs, by step."""
     every = found.ops(kind, [0], [0])[0].reshape(len(found.layout.replicas), found.steps, -1)
     return np.asarray(every[replica, :, 0])
-
-
-def may_open(found: Found) -> Bools:
-    """Operation → whether it may be the first of its step on its rank: alone, and no load that went ahead."""
-    alone = found.alone
-    return alone & (found.kind != Kind.LOAD) if found.layout.plan.preload == "on" else alone

@@ -24,6 +24,7 @@ from trainplan.program.lower.away import with_copies
 from trainplan.program.lower.backend import Backend
 from trainplan.program.lower.backend import backend as find_backend
 from trainplan.program.lower.costs import cost_classes
+from trainplan.program.lower.distinct import distinct
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.groups import Group, across_group, norm_group, replica_group, share_group, stage_group
 from trainplan.program.lower.layout import Layout
@@ -50,6 +51,9 @@ _SHARED_OUT, _COPY = are(SHARED_OUT), are(COPIES)
 _LANE = np.array([SPECS[kind].lane for kind in Kind], dtype=np.int64)
 _WAY = np.isin(_LANE, (Lane.COPY_IN, Lane.COPY_OUT))  # between a device and its host
 _AWAITED = are((*RECEIVES, Kind.COUNT, Kind.NORM))  # by their hosts, where receiving keeps these
+# As numbers: whatever numpy compares with a member of an enumeration it first asks for five attributes in vain.
+_NORM, _REDUCE_GRAD, _NEGOTIATE = int(Kind.NORM), int(Kind.REDUCE_GRAD), int(Kind.NEGOTIATE)
+_BARRIER, _LOAD, _SEND_W = int(Kind.BARRIER), int(Kind.LOAD), int(Kind.SEND_W)
 _WITH_SERVER = are((Kind.SEND_G, Kind.RECV_W, Kind.RECV_INPUT))  # messages of workers
 
 
@@ -113,18 +117,18 @@ def _pipeline(layout: Layout, table: Table) -> Ints:
     pipeline[_COLLECTIVE[table.kind] & ~own] = 0
     if layout.plan.zero:  # groups of replicas do these side by side: they are told apart by the first of each
         size, kind = layout.plan.sharers, table.kind
-        several = _SHARED_OUT[kind] | (kind == Kind.NORM)
+        several = _SHARED_OUT[kind] | (kind == _NORM)
         pipeline[several] = (table.replica // size * size)[several]
-        across = (kind == Kind.REDUCE_GRAD) & (table.unit < layout.first_tie)
+        across = (kind == _REDUCE_GRAD) & (table.unit < layout.first_tie)
         pipeline[across] = (table.replica % size)[across]
     return pipeline
 
 
 def _waits(kind: Ints, backend: Backend, overlap: str, preload: str) -> np.ndarray:
     """What keeps the host until it is over."""
-    waits = (_COMPUTE[kind] & backend.host_computes) | (kind == Kind.BARRIER)
+    waits = (_COMPUTE[kind] & backend.host_computes) | (kind == _BARRIER)
     waits |= _AWAITED[kind] & backend.receives_wait
-    waits |= (kind == Kind.LOAD) & (preload == "off")
+    waits |= (kind == _LOAD) & (preload == "off")
     if overlap == "off":
         waits |= _SEND[kind] | _COLLECTIVE[kind] | _COPY[kind]
     return waits
@@ -135,8 +139,7 @@ def _peers(layout: Layout, table: Table) -> Ints:
     found = np.full(len(table.kind), -1, dtype=np.int64)
     served = _WITH_SERVER[table.kind] & (layout.service is not None)
     plain = nonzero((table.peer >= 0) & ~served)
-    replica = np.searchsorted(layout.replicas, table.replica[plain])
-    found[plain] = layout.local_ranks[replica, table.line[plain], table.peer[plain]]
+    found[plain] = layout.local_ranks[table.replica[plain], table.line[plain], table.peer[plain]]
     if layout.service is not None:
         servers = [layout.service.server(stage) for stage in table.peer[served].tolist()]
         found[served] = [layout.service.rank(server) for server in servers]
@@ -155,98 +158,127 @@ class _Numbers:
 
 
 def _number(layout: Layout, lists: Entries) -> _Numbers:
-    table = lists.table
+    table, plan = lists.table, layout.plan
     collective = _COLLECTIVE[table.kind][lists.row]
     alone = nonzero(~collective)
+    together = nonzero(collective)
     op = np.cumsum(~collective) - 1
-    together: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
-    barrier = (table.kind == Kind.BARRIER)[lists.row]
-    shared = _SHARED_OUT[table.kind][lists.row]
-    sums = nonzero(collective & ~barrier & ~shared)
-    columns = [column[lists.row[sums]] for column in (table.kind, table.stage, table.unit, table.replica)]
-    rows = (column.tolist() for column in (sums, lists.step[sums], *columns))
-    for e, step, kind, stage, unit, replica in zip(*rows, strict=True):
-        name = (kind, _named_after(layout, kind, stage, unit), unit, step)
-        together.setdefault((*name, _apart(layout, kind, stage, unit, replica)), []).append((replica, stage, e))
-    number: dict[tuple[tuple[int, ...], tuple[int, ...], int], int] = {}
-    of_stage: dict[int, Group] = {}  # the ranks of a stage, over all replicas, which most exchanges are of
+    row = lists.row[together]
+    kinds = table.kind[row]
+    shared = _SHARED_OUT[kinds]
+    numbers, rest = _Groups(layout), together
     entry: list[int] = []
     group: list[int] = []
-    for (kind, stage, unit, _, replica), members in together.items():
-        op[[e for _, _, e in members]] = len(alone) + len(entry)
-        entry.append(min(members)[2])
-        # An exchange that is decided while running has groups of its own: one to tell what is ready, one to sum it.
-        decided = kind == Kind.NEGOTIATE or (kind == Kind.REDUCE_GRAD and layout.decides and unit < layout.first_tie)
-        apart = stage * len(Kind) + kind if decided else -1
-        members_of = _members(layout, kind, stage, unit, replica)
-        if members_of is None:
-            if stage not in of_stage:
-                of_stage[stage] = stage_group(layout, (stage,))
-            members_of = of_stage[stage]
-        key = (*members_of, apart)
-        group.append(number.setdefault(key, len(number)))
+    if shared.any():
+        rest, met = together[~shared], together[shared]
+        row = lists.row[rest]
+        kinds = table.kind[row]
+    if layout.in_phases:
+        barrier = kinds == _BARRIER
+        rest, walls = rest[~barrier], rest[barrier]
+        row = lists.row[rest]
+        kinds = table.kind[row]
+    # The first of the members that meet in each sum, by replica, stage and place in the lists; and which it is of each.
+    first: dict[tuple[int, ...], tuple[int, int, int]] = {}
+    which: dict[tuple[int, ...], int] = {}
+    of: list[int] = []
+    columns = (rest, lists.step[rest], kinds, table.stage[row], table.unit[row], table.replica[row])
+    for e, step, kind, stage, unit, replica in zip(*[column.tolist() for column in columns], strict=True):
+        named, apart = _named(layout, kind, stage, unit, replica)
+        name = kind, named, unit, apart, step
+        own = replica, stage, e
+        if name not in which:
+            which[name], first[name] = len(which), own
+        elif own < first[name]:
+            first[name] = own
+        of.append(which[name])
+    op[rest] = np.array(of, dtype=np.int64) + len(alone)
+    entry += [e for _, _, e in first.values()]
+    group += [numbers.of_sum(*name[:4]) for name in which]
     # Gathers and scatters are many: one for each group of replicas, step, micro-batch, stage and unit.
-    met = nonzero(shared)
-    if len(met):
-        own = lists.row[met]
-        sharing, stages = table.replica[own] // layout.plan.sharers, table.stage[own]
-        number_of = np.zeros(len(met), dtype=np.int64)
-        for column in (sharing, stages, table.kind[own], table.unit[own], lists.step[met], lists.piece[met]):
+    if shared.any():
+        own_rows = lists.row[met]
+        sharing, stages = table.replica[own_rows] // plan.sharers, table.stage[own_rows]
+        number_of = sharing
+        for column in (stages, table.kind[own_rows], table.unit[own_rows], lists.step[met], lists.piece[met]):
             number_of = number_of * (int(column.max()) + 1) + column
-        _names, first, which = np.unique(number_of, return_index=True, return_inverse=True)
-        op[met] = len(alone) + len(entry) + which
-        entry += met[first].tolist()
-        pairs = stages[first] * layout.plan.dp + sharing[first]  # few groups do all of them
+        begin, place = distinct(number_of)
+        op[met] = len(alone) + len(entry) + place
+        entry += met[begin].tolist()
+        pairs = stages[begin] * plan.dp + sharing[begin]  # few groups do all of them
         of_pair = np.zeros(int(pairs.max()) + 1, dtype=np.int64)
         for pair in dict.fromkeys(pairs.tolist()):
-            together_of = share_group(layout, *divmod(pair, layout.plan.dp))
-            of_pair[pair] = number.setdefault((*together_of, -1), len(number))
+            of_pair[pair] = numbers.of(share_group(layout, *divmod(pair, plan.dp)))
         group += of_pair[pairs].tolist()
     # So are barriers: one for each replica, step and phase.
-    met = nonzero(barrier) if layout.in_phases else met[:0]
-    if len(met):
-        replicas, steps, phases = table.replica[lists.row[met]], lists.step[met], lists.phase[met]
+    if layout.in_phases and len(walls):
+        replicas, steps, phases = table.replica[lists.row[walls]], lists.step[walls], lists.phase[walls]
         number_of = (replicas * (steps.max() + 1) + steps) * (phases.max() + 1) + phases
-        _names, first, which = np.unique(number_of, return_index=True, return_inverse=True)
-        op[met] = len(alone) + len(entry) + which
-        entry += met[first].tolist()
+        begin, place = distinct(number_of)
+        op[walls] = len(alone) + len(entry) + place
+        entry += walls[begin].tolist()
         for replica in np.unique(replicas).tolist():
-            of = number.setdefault((*replica_group(layout, replica), -1), len(number))
-            group += [of] * int((replicas[first] == replica).sum())  # names are in the order of replicas
+            of_replica = numbers.of(replica_group(layout, replica))
+            group += [of_replica] * int((replicas[begin] == replica).sum())  # names are in the order of replicas
     return _Numbers(
         op, np.concatenate([alone, np.array(entry, dtype=np.int64)]),
         np.concatenate([np.full(len(alone), -1, dtype=np.int64), np.array(group, dtype=np.int64)]),
-        tuple(here for here, _, _ in number), tuple(span for _, span, _ in number),
+        tuple([here for here, _, _ in numbers.known]), tuple([span for _, span, _ in numbers.known]),
     )  # fmt: skip
 
 
-def _named_after(layout: Layout, kind: int, stage: int, unit: int) -> int:
-    """The stage whose name a collective bears: the first of its holders."""
-    if kind == Kind.NORM:
-        return 0
-    if kind == Kind.REDUCE_GRAD and unit >= layout.first_tie:
-        return layout.ties[unit - layout.first_tie].stages[0]
-    return stage
+def _named(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> tuple[int, int]:
+    """The stage whose name a collective bears: the first of its holders. And what tells it from that of other replicas:
+    the first of them, or the place of their share."""
+    if kind == _NORM:
+        return 0, layout.answering(replica)
+    if kind == _REDUCE_GRAD:
+        if unit >= layout.first_tie:
+            return layout.ties[unit - layout.first_tie].stages[0], 0
+        if layout.units[stage]:
+            return stage, replica % layout.plan.sharers
+    return stage, 0
 
 
-def _apart(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> int:
-    """What tells a collective of some replicas from that of others: the first of them, or the place of their share."""
-    if kind == Kind.NORM:
-        return layout.answering(replica)
-    if kind == Kind.REDUCE_GRAD and layout.units[stage] and unit < layout.first_tie:
-        return replica % layout.plan.sharers
-    return 0
+class _Groups:
+    """The groups of ranks that do something together, each with its number."""
 
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.known: dict[tuple[tuple[int, ...], tuple[int, ...], int], int] = {}
+        self._sums: dict[tuple[int, ...], int] = {}  # those of sums, by what they are of: every step has the same
+        self._stages: dict[int, Group] = {}
 
-def _members(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> Group | None:
-    """Who takes part in a collective: ranks of the program, and of the cluster; None: all that hold its stage."""
-    if kind == Kind.NORM:
-        return norm_group(layout, replica)
-    if kind == Kind.REDUCE_GRAD and unit >= layout.first_tie:
-        return stage_group(layout, layout.ties[unit - layout.first_tie].stages)
-    if kind == Kind.REDUCE_GRAD and layout.units[stage]:
-        return across_group(layout, stage, replica)
-    return None
+    def of(self, members: Group, apart: int = -1) -> int:
+        """The number of a group. `apart`: of those that are the same ranks, and a process group of their own."""
+        return self.known.setdefault((*members, apart), len(self.known))
+
+    def of_sum(self, kind: int, stage: int, unit: int, replica: int) -> int:
+        """Who takes part in a sum of a stage (which bears that name, and is of these replicas)."""
+        layout = self.layout
+        tied = kind == _REDUCE_GRAD and unit >= layout.first_tie
+        across = kind == _REDUCE_GRAD and not tied and bool(layout.units[stage])
+        # An exchange that is decided while running has groups of its own: one to tell what is ready, one to sum it.
+        decided = kind == _NEGOTIATE or (kind == _REDUCE_GRAD and layout.decides and not tied)
+        key = kind, stage, unit if tied else -1, replica
+        if not decided and key in self._sums:
+            return self._sums[key]
+        if kind == _NORM:
+            members = norm_group(layout, replica)
+        elif tied:
+            members = stage_group(layout, layout.ties[unit - layout.first_tie].stages)
+        elif across:
+            members = across_group(layout, stage, replica)
+        else:
+            members = self._of_stage(stage)
+        found = self._sums[key] = self.of(members, stage * len(Kind) + kind if decided else -1)
+        return found
+
+    def _of_stage(self, stage: int) -> Group:
+        """The ranks of a stage, over all replicas, which most sums are of."""
+        if stage not in self._stages:
+            self._stages[stage] = stage_group(self.layout, (stage,))
+        return self._stages[stage]
 
 
 def _resources(
@@ -260,11 +292,13 @@ def _resources(
     """
     world = int(table.rank.max()) + 1
     compute, send, copy = _COMPUTE[table.kind], _SEND[table.kind], _WAY[table.kind]
-    to_all = one_by_one & (table.kind[send] == Kind.SEND_W)
-    links, link = np.unique(table.rank[send] * (world + 1) + np.where(to_all, world, peer[send]), return_inverse=True)
-    ways, way = _LANE[table.kind[copy]] * world + table.rank[copy], np.zeros(0, dtype=np.int64)
-    if len(ways):
-        ways, way = np.unique(ways, return_inverse=True)
+    to_all = one_by_one & (table.kind[send] == _SEND_W)
+    links = table.rank[send] * (world + 1) + np.where(to_all, world, peer[send])
+    ways = _LANE[table.kind[copy]] * world + table.rank[copy]
+    first, link = distinct(links)
+    links = links[first]
+    first, way = distinct(ways)
+    ways = ways[first]
     held = np.where(compute, table.rank, -1)  # by a row
     held[send] = world + link
     held[copy] = world + len(links) + way

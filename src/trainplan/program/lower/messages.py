@@ -7,22 +7,18 @@ until the STEP) it counts. Receives are posted ahead, and their buffers count fr
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
+from numba import njit
 
 from trainplan.program.lower.buckets import kept
 from trainplan.program.lower.edges import Edge, message_bytes
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
-from trainplan.program.lower.loads import may_open
+from trainplan.program.lower.posted import posted
 from trainplan.program.lower.served import served_pairs
-from trainplan.program.ops import RECEIVES, Kind, Value
-from trainplan.program.posting import RECEIVES_AHEAD, due, in_order_of_sending
-from trainplan.program.program import Bools, Ints, are, nonzero
-
-_RECEIVE = are(RECEIVES)
+from trainplan.program.ops import Kind, Value
+from trainplan.program.program import Bools, Ints
 
 
 def messages(ledger: Ledger, found: Found, homes: Ints, payload: Ints) -> None:
@@ -37,7 +33,7 @@ def messages(ledger: Ledger, found: Found, homes: Ints, payload: Ints) -> None:
     if any(e.gradients for e in edges):
         _back(ledger, found, ends, payload)
     if layout.backend.receives_on_device:
-        _posted(ledger, found, ends, payload)
+        posted(ledger, found, [*ends.pairs, *served_pairs(found)], payload)
 
 
 class Ends:
@@ -150,71 +146,25 @@ def _taken(found: Found, ends: Ends) -> Ints:
     """For every gradient that is sent back, the first receive of the same step that says that it has been taken: of an
     activation that was sent after taking it, on the same edge between the same ranks. -1: there is none. (Later
     operations of a rank have higher numbers.)"""
-    send, take, get = ends.send.ravel(), ends.take.ravel(), ends.get.ravel()
-    count = send.size
-    row = np.arange(count) // found.layout.plan.pieces  # edge, replica and step
+    row = np.arange(ends.send.size) // found.layout.plan.pieces  # edge, replica and step
     if found.layout.plan.lines > 1:
         most = int(ends.receiver.max()) + 1
         row = (row * most + ends.sender.ravel()) * most + ends.receiver.ravel()
-    ops = max(int(send.max()), int(get.max())) + 1
-    order = np.argsort(row * ops + send, kind="stable")
-    key = (row * ops + send)[order]
-    place = np.searchsorted(key, row * ops + get)
-    following = order[np.minimum(place, count - 1)]
-    same = (place < count) & (row[following] == row) & (get >= 0) & (send[following] >= 0)
-    return np.where(same, take[following], -1).reshape(ends.send.shape)
+    return _following(row, ends.send.ravel(), ends.take.ravel(), ends.get.ravel()).reshape(ends.send.shape)
 
 
-def _posted(ledger: Ledger, found: Found, ends: Ends, payload: Ints) -> None:
-    """Buffers of receives from when they are posted until they are taken (`program.posting`): some when a step begins,
-    each of the others when the one so many before it has been taken. Servers that take whole pushes take one at a time
-    from each worker, and post it when it comes."""
-    alone = nonzero(may_open(found))  # in the order of the lists
-    starts = alone[_changes(found.rank[alone], found.step[alone])]
-    receives = _RECEIVE[found.kind]
-    if found.layout.by_push:
-        receives &= found.kind != Kind.RECV_G
-    ops = nonzero(receives)
-    first = starts[np.searchsorted(starts, ops, side="right") - 1]  # operation of its step
-    begins = nonzero(_changes(first))
-    begin = np.repeat(begins, np.diff([*begins, len(ops)]))
-    after = np.arange(len(ops)) - RECEIVES_AHEAD  # the receive whose taking has this one posted
-    if not found.layout.backend.tagged:
-        after = _after_those_sent_before(ops, first, begins, found.rank, [*ends.pairs, *served_pairs(found)])
-    if found.layout.in_phases:  # whoever has nothing to compute in the first phase is at its barrier first
-        waits = _RECEIVE[found.kind[first]] & (found.rank[ops] < found.layout.plan.workers)
-        first = np.where(waits, found.barriers[found.replica_of[ops], found.step[ops], 0], first)
-    at_once = (after < begin) & (first != ops)
-    now, rank = ops[at_once], found.rank
-    ledger.add(Value.COMMUNICATION, payload[now], rank[now], first[at_once], now, early=True)
-    later = nonzero(after >= begin)
-    then, before = ops[later], ops[after[later]]
-    ledger.add(Value.COMMUNICATION, payload[then], rank[then], before, then, late=True, early=True)
-
-
-def _after_those_sent_before(
-    ops: Ints, first: Ints, begins: Ints, rank: Ints, pairs: list[tuple[Ints, Ints]]
-) -> Ints:  # fmt: skip
-    """For every receive the one (by its place in `ops`) whose taking has it posted, where messages have no tags."""
-    after = np.arange(len(ops)) - RECEIVES_AHEAD
-    sent = np.full(len(rank), -1, dtype=np.int64)
-    for receive, send in pairs:
-        sent[receive[receive >= 0]] = send[receive >= 0]
-    sent = sent[ops]
-    order = np.lexsort((ops, rank[sent], first))
-    same = ~_changes(first[order], rank[sent][order])[1:]
-    if (np.diff(sent[order])[same] > 0).all():  # nearly always: they are taken as they are sent
-        return after
-    for start, end in itertools.pairwise([*begins.tolist(), len(ops)]):
-        posted = in_order_of_sending(rank[sent[start:end]].tolist(), sent[start:end].tolist())
-        after[start:end] = start - 1 + np.searchsorted(due(posted), np.argsort(posted), side="right")
-    return after
-
-
-def _changes(*columns: Ints) -> Bools:
-    """Where any of these is not what it was in the row before."""
-    changed = np.ones(len(columns[0]), dtype=bool)
-    changed[1:] = columns[0][1:] != columns[0][:-1]
-    for column in columns[1:]:
-        changed[1:] |= column[1:] != column[:-1]
-    return changed
+@njit(cache=True)
+def _following(row: Ints, send: Ints, take: Ints, get: Ints) -> Ints:
+    """For every entry that gets something, what is taken of the first that is sent after that in the same row."""
+    found = np.full(len(send), -1, np.int64)
+    ops = max(send.max(), get.max()) + 1
+    key = row * ops + send
+    order = np.argsort(key, kind="mergesort")
+    key = key[order]
+    for k in range(len(send)):
+        if get[k] < 0:
+            continue
+        place = np.searchsorted(key, row[k] * ops + get[k])
+        if place < len(key) and row[order[place]] == row[k] and send[order[place]] >= 0:
+            found[k] = take[order[place]]
+    return found

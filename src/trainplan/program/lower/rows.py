@@ -28,6 +28,7 @@ from trainplan.program.text import WITHOUT_MICRO_BATCH
 # pass and, so many further on, for the second part of one or for one that is recomputed (there are never both).
 _FORWARD, _FIRST_FORWARD, _INPUT, _FIRST, _LATER, _LAST, _ONLY = range(7)
 _OTHERWISE = 4
+_F, _B, _I, _W, _BARRIER = int(Kind.F), int(Kind.B), int(Kind.I), int(Kind.W), int(Kind.BARRIER)
 _WHOLE = are((*WITHOUT_MICRO_BATCH, Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W, *INPUT_MESSAGES))
 
 
@@ -80,23 +81,27 @@ def entries(layout: Layout, steps: int) -> Entries:
     by_rank: dict[int, list[int]] = {}
     for number, holding in enumerate(layout.holdings):
         by_rank.setdefault(holding.rank, []).append(number)
+    ways = layout.orders.once(("ways", layout.plan.lines, len(layout.plan.slices)), lambda: _by_way(layout))
     for replica in layout.replicas:
-        base = np.zeros((layout.plan.depth, layout.plan.lines), dtype=np.int64)
-        for stage, line in _ways(layout):
-            base[stage, line] = first[replica, stage, line]
-        for order, variant in zip(layout.orders, variants, strict=True):
+        base = np.array([first[replica, *way] for way in shapes], dtype=np.int64)
+        for order, (way, pieces), variant in zip(layout.orders, ways, variants, strict=True):
             rank = layout.local(replica, int(order[0, 2]), int(order[0, 1]))
             held = [layout.holdings[number] for number in by_rank[rank]]
             before = bodies.add(head(layout, held), replica, rank)
             after = bodies.add(tail(layout, held), replica, rank)
-            body, of = base[order[:, 2], order[:, 1]] + variant, layout.piece(order)
+            body, of = np.empty(len(pieces), dtype=np.int64), pieces
+            body[0], body[-1] = before, after
+            np.add(base[way], variant, out=body[1:-1])
             if layout.in_phases:
                 own = apart_from(layout, [holding.stage for holding in held])
                 apart = [(row, bodies.add((row,), replica, rank)) for row in own]
-                body, of = in_phases(layout, order, body, apart)
+                inner, about = in_phases(layout, order, body[1:-1], apart)
+                body = np.concatenate([[before], inner, [after]]).astype(np.int64)
+                of = np.concatenate([[0], about, [0]]).astype(np.int64)
             early, late = around(layout, bodies, replica, rank)
-            body = np.concatenate([[*early, before], body, [after, *late]]).astype(np.int64)
-            of = np.concatenate([[0] * (len(early) + 1), of, [0] * (len(late) + 1)])
+            if early or late:
+                body = np.concatenate([early, body, late]).astype(np.int64)
+                of = np.concatenate([[0] * len(early), of, [0] * len(late)]).astype(np.int64)
             each = [(body, of, np.zeros(len(body), dtype=np.int64))] * steps
             if layout.decides:
                 each = _decided(bodies, order, body, of, variant, held, steps)
@@ -107,10 +112,12 @@ def entries(layout: Layout, steps: int) -> Entries:
     start, size = np.array(bodies.start), np.array(bodies.length)
     body = np.concatenate([b for _, each in lists for b, _, _ in each])
     piece = np.concatenate([m for _, each in lists for _, m, _ in each]).astype(np.int64)
-    step = np.concatenate([number - ago for _, each in lists for number, (_, _, ago) in enumerate(each)])
-    table = Table(*np.ascontiguousarray(bodies.rows().T))
+    lengths = [len(b) for _, each in lists for b, _, _ in each]
+    step = np.repeat([number for _, each in lists for number in range(len(each))], lengths)
+    step -= np.concatenate([ago for _, each in lists for _, _, ago in each])
+    table = Table(*bodies.rows())
     ends = np.cumsum([0] + [sum(len(b) for b, _, _ in each) for _, each in lists])
-    columns = _as_rows(body, piece, step, ends, start, size, _WHOLE[table.kind], table.kind == Kind.BARRIER)
+    columns = _as_rows(body, piece, step, ends, start, size, _WHOLE[table.kind], table.kind == _BARRIER)
     return Entries(table, *columns)
 
 
@@ -169,6 +176,16 @@ def _decided(
     return found
 
 
+def _by_way(layout: Layout) -> list[tuple[Ints, Ints]]:
+    """For every rank of a replica the way (by its place in `_ways`) of each operation of its order; and what each is
+    about, with nothing before the first and after the last, where its list has what comes once a step."""
+    lines = layout.plan.lines
+    return [
+        (order[:, 2] * lines + order[:, 1], np.concatenate([[0], layout.piece(order), [0]]).astype(np.int64))
+        for order in layout.orders
+    ]
+
+
 def _ways(layout: Layout) -> list[tuple[int, int]]:
     return [(stage, line) for stage in layout.stages for line in range(layout.plan.lines)]
 
@@ -177,9 +194,9 @@ def _variants(order: Order, recomputed: Bools) -> Ints:
     """Which template each operation of a rank becomes; `recomputed`: whether what it is about is."""
     kind, stage = order[:, 0], order[:, 2]
     variant = np.full(len(order), _FORWARD, dtype=np.int64)
-    variant[kind == Kind.I] = _INPUT
-    gathers = (kind == Kind.B) | (kind == Kind.W)
-    forward = kind == Kind.F
+    variant[kind == _I] = _INPUT
+    gathers = (kind == _B) | (kind == _W)
+    forward = kind == _F
     for one in [stage[0]] if (stage == stage[0]).all() else np.unique(stage):
         variant[nonzero(forward & (stage == one))[0]] = _FIRST_FORWARD
         passes = nonzero(gathers & (stage == one))
@@ -187,5 +204,5 @@ def _variants(order: Order, recomputed: Bools) -> Ints:
         variant[passes[0]], variant[passes[-1]] = _FIRST, _LAST
         if len(passes) == 1:
             variant[passes] = _ONLY
-    variant[(kind == Kind.W) | ((kind == Kind.B) & recomputed)] += _OTHERWISE
+    variant[(kind == _W) | ((kind == _B) & recomputed)] += _OTHERWISE
     return variant

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+from trainplan.lasting import lasting
 from trainplan.plan.keys import Piece, deal
 from trainplan.plan.plan import Plan
 from trainplan.plan.served import ASYNCHRONOUS, AT_ROOT, SERVED
@@ -106,19 +106,19 @@ class Service:
         """The server of that number."""
         return 0 if self.at_root else stage - self.plan.depth
 
-    @cached_property
+    @lasting
     def pushed(self) -> tuple[Load, ...]:
         """The loads with gradients in them."""
         return tuple(load for load in self.loads if load.has_gradients)
 
-    @cached_property
+    @lasting
     def by_server(self) -> tuple[tuple[Load, ...], ...]:
         return tuple(tuple(load for load in self.loads if load.server == server) for server in self.servers)
 
     def of_bucket(self, stage: int, bucket: int) -> list[Load]:
         return [load for load in self.loads if (stage, bucket) in load.places]
 
-    @cached_property
+    @lasting
     def whole(self) -> int:
         """Bytes that are trained."""
         return sum(load.bytes for load in self.pushed)

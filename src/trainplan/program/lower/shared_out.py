@@ -13,11 +13,12 @@ stages hold stay whole on all of them, as do those that are not trained.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
+from trainplan.lasting import lasting
 from trainplan.program.lower.away import piece_of
+from trainplan.program.lower.buckets import kept
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
@@ -27,6 +28,8 @@ from trainplan.program.ops import COMPUTES, Kind, Value
 from trainplan.program.program import Bools, Ints, are, nonzero
 
 _COMPUTE, _GATHER = are(COMPUTES), are((Kind.GATHER_F, Kind.GATHER_B))
+
+_F = int(Kind.F)
 
 
 def shares(layout: Layout, weights: Ints, stepped: Ints) -> tuple[Ints, Ints]:
@@ -89,12 +92,12 @@ class Shared:
                 stages += [stage] * len(names)
         found = self.found.named(kinds, stages, units)
         if recomputes:  # of a pass that is, the blocks; of another the sections
-            starts = np.array([kind is Kind.B for kind in kinds])
-            starts[1:] &= np.array(kinds[:-1]) != Kind.R
+            again = [kind is Kind.R for kind in kinds]
+            starts = np.array([not r and not before for r, before in zip(again, [False, *again[:-1]], strict=True)])
             found = np.where(starts[:, None] == self.found.recomputed, -1, found)
         return found, of
 
-    @cached_property
+    @lasting
     def completing(self) -> Ints:
         """The operation of every pass after which the gradients of each unit are complete."""
         layout, found = self.layout, self.found
@@ -165,7 +168,7 @@ def _first(layout: Layout) -> Ints:
     """Of every stage the micro-batch that goes forward through it first."""
     first = np.zeros(layout.plan.depth, dtype=np.int64)
     for order in layout.orders:
-        rows = nonzero(order[:, 0] == Kind.F)[::-1]
+        rows = nonzero(order[:, 0] == _F)[::-1]
         first[order[rows, 2]] = layout.piece(order)[rows]  # of equal places the last counts
     return first
 
@@ -227,6 +230,13 @@ def _unit_gradients(ledger: Ledger, shared: Shared, scatter: Ints) -> None:
 
 def _by_block(shared: Shared, number: int) -> dict[int, int]:
     """Bytes of a unit's gradients by the block that makes them. The first has what the shares are filled up with."""
+    layout, stage = shared.layout, shared.stages[number]
+    key = "unit by block", layout.plan.bounds[stage], layout.plan.bucket, layout.plan.sharers, shared.numbers[number]
+    found: dict[int, int] = kept(layout.profile, key, lambda: _worked_out_by_block(shared, number))
+    return found
+
+
+def _worked_out_by_block(shared: Shared, number: int) -> dict[int, int]:
     unit, known = shared.units[number], shared.layout.parameter_of[shared.stages[number]]
     sizes = dict.fromkeys([min(b for name in unit.names for b in known[name].blocks)], unit.bytes)
     for name in unit.names:

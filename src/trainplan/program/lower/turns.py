@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
-
 from trainplan.program.ops import Kind
+from trainplan.program.program import are
 from trainplan.program.schedules import Order
+
+_F, _GATHERS = int(Kind.F), are((Kind.B, Kind.W))
 
 
 def turning_later(orders: Sequence[Order]) -> frozenset[int]:
@@ -23,7 +24,7 @@ def turning_later(orders: Sequence[Order]) -> frozenset[int]:
     for order in orders:
         rows = order[:, [0, 2, 3, 4]].tolist()
         for (kind, *what), following in zip(rows, [*rows[1:], None], strict=True):
-            if kind == Kind.F and (following is None or following[0] == Kind.F or following[1:] != what):
+            if kind == _F and (following is None or following[0] == _F or following[1:] != what):
                 found.add(what[0])
     return frozenset(found)
 
@@ -37,7 +38,7 @@ def completed_crosswise(orders: Sequence[Order]) -> frozenset[int]:
     """
     found: set[int] = set()
     for order in orders:
-        backward = order[np.isin(order[:, 0], (Kind.B, Kind.W)), 2].tolist()
+        backward = order[_GATHERS[order[:, 0]], 2].tolist()
         completed = list(dict.fromkeys(reversed(backward)))[::-1]
         found |= {stage for a, b in itertools.combinations(completed, 2) if a < b for stage in (a, b)}
     return frozenset(found)

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
+from trainplan.lasting import lasting
 from trainplan.profile.profile import Parameter, Profile
 from trainplan.program.lower.buckets import kept
 
@@ -39,21 +39,21 @@ class Unit:
     first: int  # the first section of the stage that reads it, and the last
     last: int
 
-    @cached_property
+    @lasting
     def count(self) -> int:
         """Elements of all of them."""
         return sum(self.counts)
 
-    @cached_property
+    @lasting
     def share(self) -> int:
         """Elements of everybody's share."""
         return -(-self.count // self.sharers)
 
-    @cached_property
+    @lasting
     def share_bytes(self) -> int:
         return self.share * self.item
 
-    @cached_property
+    @lasting
     def bytes(self) -> int:
         """Of all shares together: what is gathered, and what is summed."""
         return self.share_bytes * self.sharers
@@ -109,13 +109,14 @@ def units(
     section_of = {block: number for number, (first, last) in enumerate(cut) for block in range(first, last)}
     found: dict[tuple[int, int, int], list[Parameter]] = {}
     for parameter in parameters:
-        if parameter.trainable and all(begin <= block < end for block in parameter.blocks):
-            span = section_of[min(parameter.blocks)], section_of[max(parameter.blocks)]
+        low, high = min(parameter.blocks), max(parameter.blocks)
+        if parameter.trainable and begin <= low and high < end:
+            span = section_of[low], section_of[high]
             found.setdefault((*span, parameter.bytes // parameter.count), []).append(parameter)
     made = []
     for (first, last, item), own in sorted(found.items()):
         span = place[cut[first][0]], place[cut[last][1] - 1]
-        made.append(Unit(tuple(p.name for p in own), tuple(p.count for p in own), item, sharers, *span))
+        made.append(Unit(tuple([p.name for p in own]), tuple([p.count for p in own]), item, sharers, *span))
     return made
 
 

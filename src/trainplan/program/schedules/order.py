@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainplan.lasting import lasting
 from trainplan.program.ops import Kind
 
 Order = NDArray[np.int64]
@@ -49,7 +49,7 @@ class Orders(tuple[Order, ...]):
             self._known[key] = make()
         return self._known[key]
 
-    @cached_property
+    @lasting
     def _known(self) -> dict[Hashable, Any]:
         return {}
 
