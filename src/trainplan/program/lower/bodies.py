@@ -125,7 +125,6 @@ def as_rows(
 ) -> list[tuple[int, ...]]:  # fmt: skip
     """A template as rows of a table, in the order of its columns. Which pass it is says something of backward passes,
     and of forward passes whether they are the first; other rows are the same in all of them."""
-    last, again, cut = int(last), int(again), int(cut)
     return [
         (  # numbers alone: of anything else numpy asks first what it is
             _NUMBER[kind], stage, replica, line, rank, unit, peer, adds if _BACKWARD[kind] else 0,

@@ -44,7 +44,7 @@ class Ledger:
     ) -> Ints:  # fmt: skip
         """One value for each entry of `maker`, and its number. Of `late` and `early` see `Program.value_late`."""
         count = maker.size
-        numbers = np.arange(self.count, self.count + count)
+        numbers: Ints = np.arange(self.count, self.count + count)
         if maker.ndim > 1:
             numbers = numbers.reshape(maker.shape)
         self.count += count

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from trainplan.program.lower.found import Found
 from trainplan.program.lower.ledger import Ledger
@@ -46,9 +45,7 @@ def posted(ledger: Ledger, found: Found, pairs: Sequence[tuple[Ints, Ints]], pay
 
 
 @njit(cache=True)
-def _receives(
-    kind: NDArray[np.uint8], rank: Ints, step: Ints, opens: Bools, receives: Bools
-) -> tuple[Ints, Ints, Ints]:  # fmt: skip
+def _receives(kind: Ints, rank: Ints, step: Ints, opens: Bools, receives: Bools) -> tuple[Ints, Ints, Ints]:
     """All receives in the order of the lists; the operation that the step of each begins with; and the place of the
     first receive after that."""
     count = 0
