@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from trainplan.cluster.catalogue import device as catalogued
 from trainplan.errors import InputError
 from trainplan.report.movement import BATCHES, Moved, shares
-from trainplan.situation import Changes, Situation, cluster_for, device_here, plan_for, profile_here
+from trainplan.situation import Changes, Situation, cluster_for, device_here, plan_for, profile_here, refuse_changed
 
 if TYPE_CHECKING:
+    from trainplan.cluster.cluster import Device
     from trainplan.profile.profile import Profile
 
 WARM_UP = 2  # steps of a run that do not count
@@ -35,10 +36,13 @@ def moved(
     if 0 < steps <= WARM_UP:
         why = f"the first {WARM_UP} steps warm up and do not count, and the one after has no step before it"
         raise InputError(f"--steps {steps}", why, f"--steps {WARM_UP + 8}")
+    place = cluster_for(f"1x{device}", set).device(0)
+    if here is not None:
+        refuse_changed(device, set, "measured here", "a device that is not here (--device GTX1080Ti)")
     found = []
     for number, model in enumerate(models):
         report(f"{model} on {device}", number / len(models))
-        profile = _profile(model, counts, batch, device, here)
+        profile = _profile(model, counts, batch, place, here)
         for count in counts:
             # Devices have equal parts, so a batch may be some samples smaller.
             s = Situation(profile.workload, profile, cluster_for(f"{count}x{device}", set), batch - batch % count)
@@ -48,8 +52,8 @@ def moved(
     return found
 
 
-def _profile(model: str, counts: Sequence[int], batch: int, device: str, here: str | None) -> Profile:
-    """Of all sizes that a device has to compute: measured where it is here."""
+def _profile(model: str, counts: Sequence[int], batch: int, place: Device, here: str | None) -> Profile:
+    """Of all sizes that a device has to compute: measured where it is here, and else of a device with its changes."""
     from trainplan.profile.device.known import model_of
     from trainplan.profile.estimate import estimate
     from trainplan.workload.load import load
@@ -57,7 +61,6 @@ def _profile(model: str, counts: Sequence[int], batch: int, device: str, here: s
     if here is not None:
         return profile_here(model, here, batch)
     sizes = sorted({batch // count for count in counts})
-    place = catalogued(device)
     return estimate(load(model, batch=batch), place, samples=sizes, model=model_of(place, measured_here=True))
 
 

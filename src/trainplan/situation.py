@@ -61,15 +61,20 @@ def refuse_fixed(profile: Profile, set: Changes, saved: bool) -> None:
 
     What is priced anew for every plan (links, memory, prices …) may change with any profile.
     """
+    if saved or profile.kind == "measured":
+        name = profile.workload or "the model"
+        instead = f"{name} by its name, not its profile, on a device that is not here (--cluster 1xA100-80)"
+        refuse_changed(profile.device, set, "saved" if saved else "measured here", instead)
+
+
+def refuse_changed(device: str, set: Changes, how: str, instead: str) -> None:
+    """Refuse changes of what seconds of passes follow from, on a device where these are `measured here` or `saved`."""
     from trainplan.cluster.overrides import OF_PASSES
 
     changes = _changes(set)
     for key in changes:
-        if key in OF_PASSES and (saved or profile.kind == "measured"):
-            how = "saved" if saved else "measured here"
-            why = f"the profile's seconds on {profile.device} were {how}, and would not change with it"
-            name = profile.workload or "the model"
-            instead = f"{name} by its name, not its profile, on a device that is not here (--cluster 1xA100-80)"
+        if key in OF_PASSES:
+            why = f"the profile's seconds on {device} were {how}, and would not change with it"
             raise InputError(f"--set {key}={changes[key]}", why, instead)
 
 

@@ -73,11 +73,21 @@ def test_what_does_not_fit_has_a_cross() -> None:
         ({"batch": 3}, "want a sample each"),
         ({"workers": "one"}, "whole"),
         ({"picture": ["a.txt"]}, "pictures end in"),
+        # It is measured, at the rate that its memory has; and refused before that takes minutes.
+        ({"device": "cpu", "set": ["memory_rate=5GB/s"]}, "measured here, and would not change with it"),
     ],
 )
 def test_refusals(words: dict, why: str) -> None:
     with pytest.raises(InputError, match=why):
         study("data-movement", **words)
+
+
+def test_of_a_device_with_slower_memory_steps_are_estimated_anew() -> None:
+    def step(*changes: str) -> float:
+        answer = study("data-movement", workers="1", models="vgg11:mnist,bn=0", batch=64, set=list(changes))
+        return answer.found[0].step_s
+
+    assert step("memory_rate=48GB/s") > 1.5 * step()
 
 
 @pytest.mark.slow
