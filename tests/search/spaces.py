@@ -68,6 +68,7 @@ class Simulated:
     known: Floors
     closer: list[float]  # bounds once they are cut
     in_order: list[float]  # … by the order of their passes
+    fits: list[bool]  # … and whether they may fit by it
     plans: list[Prediction]
 
 
@@ -76,4 +77,6 @@ def simulated(found: Space) -> Simulated:
     cut = Closer(found, known)
     plans = [draft(found.sketch(row), found.cluster, found.batch, cut.tables(row)) for row in range(len(found))]
     bounds = [cut(row) for row in range(len(found))]
-    return Simulated(known, [s for s, _ in bounds], [cut.in_order(row, c) for row, (_, c) in enumerate(bounds)], plans)
+    in_order = [cut.in_order(row, stages) for row, (_, stages) in enumerate(bounds)]
+    fits = [cut.fits(row, stages) for row, (_, stages) in enumerate(bounds)]
+    return Simulated(known, [seconds for seconds, _ in bounds], in_order, fits, plans)

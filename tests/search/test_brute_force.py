@@ -19,6 +19,7 @@ def hold(found: Space, everything: Simulated) -> None:
         assert known.fits[row] or not p.fits, text(p.plan)
         assert known.bytes[row] <= p.peak_bytes, text(p.plan)
         assert not p.fits or fullest[row] <= p.peak_bytes, text(p.plan)
+        assert everything.fits[row] or not p.fits, text(p.plan)
         if p.fits:
             assert known.seconds[row] <= p.step_s * (1 + 1e-9), text(p.plan)
             assert everything.closer[row] <= p.step_s * (1 + 1e-9), text(p.plan)

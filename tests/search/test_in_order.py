@@ -82,5 +82,5 @@ def _by_trying(found: Space) -> list[float]:
         samples, larger = divmod(-(-found.batch // sketch.dp), sketch.micro)
         small, large = (closer._of(variant, size) for size in (samples, samples + (larger > 0)))
         every = itertools.combinations(range(1, sketch.blocks), sketch.wanted - 1)
-        least.append(min(closer._most(sketch, cut, small, large, larger, (row, cut)) for cut in every))
+        least.append(min(closer._most(sketch, cut, small, large, larger) for cut in every))
     return least

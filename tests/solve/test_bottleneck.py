@@ -8,6 +8,7 @@ import pytest
 
 from trainplan.errors import PlanError
 from trainplan.solve.partition.bottleneck import Room, bottleneck, least_limit, slowest
+from trainplan.solve.partition.ranges import _from_here_on
 
 P1 = [4, 2, 7, 1, 3, 5]
 P2 = [1, 1, 1, 1, 8, 2]
@@ -108,6 +109,10 @@ def test_a_room_says_what_its_mask_does():
         impossible += cuts is None
         least = least_limit(stages, room)
         assert (cuts is None) == (room.limit < least)
+        # What runs have at least if they go on: fewer are looked at, and the same are found.
+        known = room._replace(fixed_on=_from_here_on(fixed), each_on=_from_here_on(each))
+        assert bottleneck(times, stages, traffic, known, slack) == cuts
+        assert least_limit(stages, known) == least
         assert bottleneck(times, stages, traffic, room._replace(limit=least)) is not None
     assert 20 < impossible < 180
 

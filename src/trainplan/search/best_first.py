@@ -25,7 +25,7 @@ from trainplan.predict.speeds import speeds
 from trainplan.program.program import Bools, Ints
 from trainplan.search.closer import Closer
 from trainplan.search.columns import FIELDS, Space
-from trainplan.search.distinct import Standing
+from trainplan.search.distinct import HARDLY, Standing
 from trainplan.search.floor import Floats, Floors, floors
 from trainplan.search.likely import likely
 from trainplan.search.objective import TIME, Objective
@@ -39,6 +39,8 @@ _EACH = 200  # of them every plan costs, however small it is
 _CUT = 8  # … and cutting one
 _LONGER = 4  # times as much work, where nothing was found yet that fits
 SEEDS = 8  # plans that are simulated first, of different shapes
+_DEAR = 4  # so many of these would be all that may be simulated
+_NEAR = 0.1  # so much worse may be what is simulated in place of a plan that is much work
 _FULL = WORDS["recompute"].index("full")
 _ROOMY, _FULLER = 0.7, 0.95  # of its room a plan may take at least, to be likely to fit: before it is cut, and cut
 
@@ -84,7 +86,8 @@ def best_first(
     order = order[np.argsort(floor[order], kind="stable")]
     bounds, place = floor[order], 0
     cut: list[tuple[float, int, tuple[int, ...]]] = []  # those that are: bound, row, cuts
-    done, looked = set[int](), set[int]()
+    aside: list[tuple[float, int]] = []  # of these, such as are too much work
+    done, looked = set[int](), dict[int, float]()
     siblings = Siblings(space, closer)
     spent, lowest = 0.0, float("inf")
 
@@ -98,13 +101,39 @@ def best_first(
         siblings.note(row, p)
         progress(f"{len(done)} plans simulated", min(1.0, spent / work))
 
+    def look(row: int, stages: tuple[int, ...]) -> float:
+        """A closer bound of a row that is cut, by the order of its passes; without end where it does not fit by it."""
+        nonlocal spent
+        if row not in looked:
+            before = closer.cut_work
+            fits = closer.fits(row, stages)
+            seconds = closer.in_order(row, stages) if fits else np.inf
+            looked[row] = objective.closer(space, row, seconds, closer.bytes[row]) if fits else np.inf
+            spent += closer.cut_work - before
+        return looked[row]
+
+    def instead(bound: float) -> tuple[int, tuple[int, ...]] | None:
+        """Of those that are cut, the one with the lowest bound that is little work, likely to fit, and hardly worse than
+        a plan with this bound. (How far ahead zero=3 gathers weights no bound knows: so none of these.)"""
+        near = min(standing.best, (1 + _NEAR) * bound)
+        if standing.best <= (1 + HARDLY) * bound:
+            return None
+        for b, row, stages in sorted(each for each in cut if each[0] < near and each[1] not in done):
+            sketch = space.sketch(row)
+            if sketch.zero < 3 and spent + cost(sketch) < work and look(row, stages) < near and likely_to_fit(row):
+                return row, stages
+        return None
+
+    def likely_to_fit(row: int) -> bool:
+        return closer.bytes[row] < _FULLER * (closer.room + closer.own)
+
     for row in _seeds(space, known, order, work):
         bound, stages = closer(row)
-        if np.isfinite(bound):
+        if np.isfinite(bound) and look(row, stages) < np.inf:
             simulate(row, stages)
     for row in _light(space, known, order, work) if standing.best == np.inf else ():
         bound, stages = closer(row)
-        if np.isfinite(bound) and row not in done and closer.bytes[row] < _FULLER * (closer.room + closer.own):
+        if np.isfinite(bound) and row not in done and look(row, stages) < np.inf and likely_to_fit(row):
             simulate(row, stages)
         if standing.best < np.inf:
             break
@@ -124,20 +153,33 @@ def best_first(
                 heapq.heappush(cut, (max(lowest, objective.closer(space, row, bound, closer.bytes[row])), row, stages))
             continue
         bound, row, stages = heapq.heappop(cut)
-        by_passes = 0.0
-        if row not in looked:
-            looked.add(row)
-            by_passes = closer.in_order(row, stages)
-        still = objective.closer(space, row, max(siblings.least(row), by_passes), 0.0)
-        if still > bound:
-            heapq.heappush(cut, (still, row, stages))
+        if row in done:
             continue
-        if not standing.beaten(space.sketch(row), bound):
-            simulate(row, stages)
+        still = max(look(row, stages), objective.closer(space, row, siblings.least(row), 0.0))
+        if still > bound:
+            if still < np.inf:
+                heapq.heappush(cut, (still, row, stages))
+            continue
+        sketch = space.sketch(row)
+        if standing.beaten(sketch, bound):
+            continue
+        price = cost(sketch)
+        if price > work / _DEAR:
+            # It would take most of what may be spent, and may not even fit: others that are nearly as good come first.
+            other = instead(bound)
+            if other is not None:
+                heapq.heappush(cut, (bound, row, stages))
+                simulate(*other)
+                continue
+            if spent + price > work and standing.best < np.inf:
+                aside.append((bound, row))
+                continue
+        simulate(row, stages)
+    lowest = min(lowest, min(aside, default=(np.inf, -1))[0])
     untouched = np.array(
         [bound for bound, row in zip(bounds[place:], order[place:].tolist(), strict=True) if row not in done]
     )
-    rest = np.append(untouched, [bound for bound, *_ in cut])
+    rest = np.append(untouched, [bound for bound, row, *_ in (*cut, *aside) if row not in done])
     best = standing.best
     return Outcome(
         space,
@@ -206,7 +248,7 @@ def _light(space: Space, known: Floors, order: Ints, work: float) -> list[int]:
     roomy = rows[known.bytes[rows] < _ROOMY * room(space.cluster)]
     roomy = roomy[np.lexsort((likely(space, known, roomy), space.column("zero")[roomy] == 3))[: 50 * SEEDS]]
     least = rows[np.lexsort((known.bytes[rows], space.column("pp")[rows]))[: 50 * SEEDS]]
-    fast = _of_each_shape(space, roomy, ("dp", "tp", "pp", "zero"), work)
+    fast = _of_each_shape(space, roomy, ("dp", "tp", "pp", "zero"), work / 4)
     return fast + [row for row in least.tolist() if cost(space.sketch(row)) < work / (4 * SEEDS)][:SEEDS]
 
 

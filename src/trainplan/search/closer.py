@@ -12,6 +12,7 @@ from trainplan.plan.rules import SPLIT_BACKWARD, TWO_WAYS
 from trainplan.program.ops import Kind
 from trainplan.program.program import Ints
 from trainplan.program.schedules import orders_of
+from trainplan.program.schedules.interleaved import round_length
 from trainplan.search.blocks import Blocks
 from trainplan.search.columns import Space
 from trainplan.search.floor import Floats, Floors
@@ -23,7 +24,12 @@ from trainplan.solve.limits import usable
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.resolve import cuts
 
-_CUT, _TABLES = 1 / 200, 1 / 100  # passes that could be simulated instead: of cutting, for every pair of blocks
+# In passes that could be simulated instead: cutting, and making the tables for it, for every pair of blocks; and making
+# the order of work, for every pass.
+_CUT, _TABLES, _ORDER = 1 / 5000, 1 / 300, 1 / 300
+
+
+_KEPT = {"full": "read", "except-last": "least"}  # of micro-batches in flight; otherwise what is saved
 
 
 class Closer:
@@ -41,7 +47,7 @@ class Closer:
         self._beside = bool(space.cluster.contention or space.cluster.spread) or known.joint
         self._blocks: dict[tuple[int, int], Blocks] = {}
         self._cuts: dict[tuple[object, ...], tuple[int, ...]] = {}
-        self._held: dict[tuple[object, ...], np.ndarray] = {}
+        self._flying: dict[tuple[object, ...], np.ndarray] = {}
         self._tables: set[tuple[object, ...]] = set()  # that cuts were made by
         self._played: dict[tuple[object, ...], float] = {}
 
@@ -56,8 +62,7 @@ class Closer:
         space, bound = self.space, float(self.known.seconds[row])
         sketch, number = space.sketch(row), int(self.known.variant[row])
         local = -(-space.batch // sketch.dp)
-        samples, larger = divmod(local, sketch.micro)
-        small, large = (self._of(number, size) for size in (samples, samples + (larger > 0)))
+        small, large, larger = self._sizes(row, sketch)
         stages: tuple[int, ...] = ()
         self.bytes[row] = float(self.known.bytes[row])
         order = sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs
@@ -83,20 +88,33 @@ class Closer:
             shared = small.alone * float(self.known.summed[row]) + small.pieces * float(self.known.started[row])
             bound = max(bound, _exchanging(sketch, stages, shared))
             bound = max(bound, _summing(sketch, stages, small, shared))
-        most = self._most(sketch, stages, small, large, larger, key)
-        self.bytes[row] = max(self.bytes[row], (most + self.own) * unlike(space.cluster))
-        if most > self.room:
-            self.too_big += 1
-            return float("inf"), stages
-        return bound, stages
+        most = self._early(sketch, stages, small) if stages else self._most(sketch, stages, small, large, larger)
+        return (bound if self._has_room(row, most) else float("inf")), stages
+
+    def _has_room(self, row: int, most: float) -> bool:
+        """Whether so many bytes of the fullest rank are not too many."""
+        self.bytes[row] = max(self.bytes[row], (most + self.own) * unlike(self.space.cluster))
+        self.too_big += most > self.room
+        return most <= self.room
+
+    def fits(self, row: int, stages: tuple[int, ...]) -> bool:
+        """Whether a plan with these cuts may fit, by what is in flight at every moment of its order of work."""
+        sketch = self.space.sketch(row)
+        if not stages or sketch.spread:
+            return True
+        return self._has_room(row, self._most(sketch, stages, *self._sizes(row, sketch)))
+
+    def _sizes(self, row: int, sketch: Plan) -> tuple[Blocks, Blocks, int]:
+        """What the smaller and the larger micro-batches of a row take, and how many are larger."""
+        samples, larger = divmod(-(-self.space.batch // sketch.dp), sketch.micro)
+        number = int(self.known.variant[row])
+        return self._of(number, samples), self._of(number, samples + (larger > 0)), larger
 
     def in_order(self, row: int, stages: tuple[int, ...]) -> float:
         """Seconds that a step of a plan with these cuts takes at least, by the order of its passes: closer still. Plans
         that differ in what they share out have their passes in common."""
         sketch, number = self.space.sketch(row), int(self.known.variant[row])
-        local = -(-self.space.batch // sketch.dp)
-        samples, larger = divmod(local, sketch.micro)
-        small, large = (self._of(number, size) for size in (samples, samples + (larger > 0)))
+        small, large, larger = self._sizes(row, sketch)
         if not stages:
             return 0.0
         order = sketch.schedule, sketch.chunks, sketch.pairs, sketch.micro, sketch.recompute
@@ -114,24 +132,53 @@ class Closer:
             self._blocks[variant, samples] = Blocks(*of, samples, self.known.fastest, self.known.joint)
         return self._blocks[variant, samples]
 
-    def _most(
-        self, sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int, key: tuple[object, ...]
-    ) -> float:  # fmt: skip
-        """Bytes that the fullest rank has at least: what is there all the time, and what is in flight."""
-        first, kept = [0, *stages], {"full": "read", "except-last": "least"}.get(sketch.recompute, "saved")
-        ranks = _passes(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs, sketch.micro)
-        if key not in self._held:
-            each = np.array([np.add.reduceat(getattr(part, kept), first) for part in (small, large)])
-            flying = (sign * each[(micro < larger).astype(np.int64), stage] for stage, micro, sign in ranks)
-            self._held[key] = np.array([np.cumsum(change).max() for change in flying])
+    def _lasting(self, sketch: Plan, stages: tuple[int, ...], small: Blocks) -> Floats:
+        """Bytes of every stage that are there all the time."""
         share = 1 / sketch.sharers
         whole = small.weights * (share if sketch.zero == 3 else 1.0) + small.states * (share if sketch.zero else 1.0)
         if sketch.dp * sketch.lines > 1:
             whole = whole + small.gradients * (share if sketch.zero > 1 else 1.0)
-        of_stage = np.add.reduceat(whole, first)
+        return np.asarray(np.add.reduceat(whole, [0, *stages]))
+
+    def _early(self, sketch: Plan, stages: tuple[int, ...], small: Blocks) -> float:
+        """Bytes that the fullest rank has at least when it first goes back: most that are too big are so then, and their
+        orders need not be made."""
+        each = np.add.reduceat(getattr(small, _KEPT.get(sketch.recompute, "saved")), [0, *stages])
+        flying = _first_back(sketch.schedule, sketch.pp, sketch.chunks, sketch.micro) * each
+        whole = self._lasting(sketch, stages, small) + flying
         order = sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs
+        return max(float(whole[held].sum()) for held in _held(*order))
+
+    def _most(self, sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int) -> float:
+        """Bytes that the fullest rank has at least: what is there all the time, and what is in flight."""
+        order = sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs
+        kept = _KEPT.get(sketch.recompute, "saved")
+        key = small, large, larger, stages, kept, order, sketch.micro
+        if key not in self._flying:
+            self.cut_work += _ORDER * sketch.micro * (1 + len(stages))
+            each = np.array([np.add.reduceat(getattr(part, kept), [0, *stages]) for part in (small, large)])
+            ranks = _passes(*order, sketch.micro)
+            changes = (sign * each[(micro < larger).astype(np.int64), stage] for stage, micro, sign in ranks)
+            self._flying[key] = np.array([np.cumsum(change).max() for change in changes])
+        of_stage = self._lasting(sketch, stages, small)
         lasting = np.array([of_stage[held].sum() for held in _held(*order)])
-        return float((lasting + self._held[key]).max())
+        return float((lasting + self._flying[key]).max())
+
+
+@lru_cache(maxsize=4096)
+def _first_back(schedule: str, pp: int, chunks: int, micro: int) -> Ints:
+    """Of every stage, micro-batches in flight when its rank first goes back, at least."""
+    rank, chunk = np.tile(np.arange(pp), chunks), np.repeat(np.arange(chunks), pp)
+    if schedule in ("gpipe", "looped"):
+        return np.full(pp * chunks, micro)
+    if schedule == "1f1b":
+        return np.minimum(micro, pp - rank)
+    if schedule == "1f1b-early":
+        return np.minimum(micro, 2 * (pp - rank) - 1)
+    if schedule == "interleaved":  # rounds through all chunks but the last, and what has come back from that
+        group = round_length(pp, micro)
+        return np.where(chunk < chunks - 1, group, np.minimum(group, 2 * (pp - rank) - 1))
+    return np.zeros(pp * chunks, dtype=np.int64)
 
 
 @lru_cache(maxsize=4096)

@@ -61,7 +61,13 @@ class Ranges:
 
     def room(self, in_flight: Sequence[int], limit: float, batch_bytes: float = 0.0) -> Room:
         """What stages with so many micro-batches in flight, and the batch, may hold within the limit."""
-        return Room(self.fixed, self.each, self.step, np.array(in_flight), float(batch_bytes), float(limit))
+        held, always = np.array(in_flight), float(batch_bytes)
+        return Room(self.fixed, self.each, self.step, held, always, float(limit), *self._from_here_on)
+
+    @cached_property
+    def _from_here_on(self) -> tuple[Floats, Floats]:
+        """[i, j]: the least of `fixed` and of `each` that runs from i to j or further have."""
+        return _from_here_on(self.fixed), _from_here_on(self.each)
 
 
 class Tables:
@@ -190,6 +196,11 @@ def _add_up(blocks: int, low: Ints, high: Ints, start: Ints, readers: Ints, size
 def _sums(values: Floats) -> Floats:
     until = np.concatenate([[0.0], np.cumsum(values)])
     return np.maximum(until[None, :] - until[:, None], 0.0)
+
+
+def _from_here_on(table: Floats) -> Floats:
+    """[i, j]: the least of [i, j], [i, j + 1] and so on."""
+    return np.ascontiguousarray(np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1])
 
 
 def _largest(values: Floats) -> Floats:
