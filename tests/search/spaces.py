@@ -69,6 +69,7 @@ class Simulated:
     closer: list[float]  # bounds once they are cut
     in_order: list[float]  # … by the order of their passes
     fits: list[bool]  # … and whether they may fit by it
+    bytes: list[float]  # that their fullest ranks have at least
     plans: list[Prediction]
 
 
@@ -79,4 +80,5 @@ def simulated(found: Space) -> Simulated:
     bounds = [cut(row) for row in range(len(found))]
     in_order = [cut.in_order(row, stages) for row, (_, stages) in enumerate(bounds)]
     fits = [cut.fits(row, stages) for row, (_, stages) in enumerate(bounds)]
-    return Simulated(known, [seconds for seconds, _ in bounds], in_order, fits, plans)
+    sizes = [cut.bytes[row] for row in range(len(found))]
+    return Simulated(known, [seconds for seconds, _ in bounds], in_order, fits, sizes, plans)

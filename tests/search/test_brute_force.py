@@ -17,7 +17,7 @@ def hold(found: Space, everything: Simulated) -> None:
     fullest = MEMORY.floor(found, known)
     for row, p in enumerate(everything.plans):
         assert known.fits[row] or not p.fits, text(p.plan)
-        assert known.bytes[row] <= p.peak_bytes, text(p.plan)
+        assert known.bytes[row] <= everything.bytes[row] <= p.peak_bytes, text(p.plan)
         assert not p.fits or fullest[row] <= p.peak_bytes, text(p.plan)
         assert everything.fits[row] or not p.fits, text(p.plan)
         if p.fits:

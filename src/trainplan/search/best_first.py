@@ -40,6 +40,7 @@ _CUT = 8  # … and cutting one
 _LONGER = 4  # times as much work, where nothing was found yet that fits
 SEEDS = 8  # plans that are simulated first, of different shapes
 _DEAR = 4  # so many of these would be all that may be simulated
+_BEYOND = 1.25  # times as much work as was meant, where the last plan takes it
 _NEAR = 0.1  # so much worse may be what is simulated in place of a plan that is much work
 _FULL = WORDS["recompute"].index("full")
 _ROOMY, _FULLER = 0.7, 0.95  # of its room a plan may take at least, to be likely to fit: before it is cut, and cut
@@ -113,14 +114,14 @@ def best_first(
         return looked[row]
 
     def instead(bound: float) -> tuple[int, tuple[int, ...]] | None:
-        """Of those that are cut, the one with the lowest bound that is little work, likely to fit, and hardly worse than
-        a plan with this bound. (How far ahead zero=3 gathers weights no bound knows: so none of these.)"""
+        """Of those that are cut, the one with the lowest bound that is less work, likely to fit, and hardly worse than
+        a plan with this bound."""
         near = min(standing.best, (1 + _NEAR) * bound)
         if standing.best <= (1 + HARDLY) * bound:
             return None
-        for b, row, stages in sorted(each for each in cut if each[0] < near and each[1] not in done):
-            sketch = space.sketch(row)
-            if sketch.zero < 3 and spent + cost(sketch) < work and look(row, stages) < near and likely_to_fit(row):
+        for _, row, stages in sorted(each for each in cut if each[0] < near and each[1] not in done):
+            less = spent + cost(space.sketch(row)) < work
+            if less and look(row, stages) < near and likely_to_fit(row):
                 return row, stages
         return None
 
@@ -171,7 +172,7 @@ def best_first(
                 heapq.heappush(cut, (bound, row, stages))
                 simulate(*other)
                 continue
-            if spent + price > work and standing.best < np.inf:
+            if spent + price > _BEYOND * work and standing.best < np.inf:
                 aside.append((bound, row))
                 continue
         simulate(row, stages)

@@ -34,6 +34,12 @@ class Lasting:
 
         self.weights = sums(size) + np.array([float(b.buffer_bytes) for b in profile.blocks])
         self.gradients, self.alone = sums(size * trained), sums(size * trained * alone)  # the latter: of no other block
+        # Weights of several blocks, and what goes with them: every rank with one of these blocks has them whole.
+        self.tied = tuple(
+            (tuple(sorted(p.blocks)), float(p.bytes), p.trainable * float(p.bytes),
+             p.trainable * float(p.count * profile.state_bytes_per_parameter))
+            for p in parameters if len(p.blocks) > 1
+        )  # fmt: skip
         # Of what is summed, gathered or scattered, pieces end in this block: its weights fill a bucket.
         self.pieces = (self.alone >= BUCKET).astype(np.float64)
         self.states = sums(elements * trained * profile.state_bytes_per_parameter)
@@ -74,13 +80,14 @@ class Blocks:
         self.hosted = self.issue * joint  # as part of the seconds above: hosts do not differ where devices do
         self.adding, self.stepping = lasting.adding / fastest, lasting.stepping / fastest
         self.weights, self.gradients, self.states = lasting.weights, lasting.gradients, lasting.states
-        self.alone, self.pieces = lasting.alone, lasting.pieces
+        self.alone, self.pieces, self.tied = lasting.alone, lasting.pieces, lasting.tied
         # What stays of a micro-batch: all that blocks save inside, or with recomputation what they read; and what
         # passes between them, where backward needs it.
         count, size = len(profile.blocks), np.rint(lasting.each * samples) + lasting.fixed
         self.read = np.bincount(lasting.reader, weights=size, minlength=count)
         saved = np.bincount(lasting.reader, weights=size * lasting.kept, minlength=count)
-        self.saved = by_block(profile, "saved_bytes", samples) + saved
+        self.inside = by_block(profile, "saved_bytes", samples)
+        self.saved = self.inside + saved
         self.least = np.minimum(self.saved, self.read)
         # Bytes from every block but the last to the one behind it, and back; and the fewest of both. (What goes on to
         # later blocks may go another way.)

@@ -26,7 +26,7 @@ from trainplan.solve.resolve import cuts
 
 # In passes that could be simulated instead: cutting, and making the tables for it, for every pair of blocks; and making
 # the order of work, for every pass.
-_CUT, _TABLES, _ORDER = 1 / 5000, 1 / 300, 1 / 300
+_CUT, _TABLES, _ORDER = 1 / 5000, 1 / 300, 1 / 1000
 
 
 _KEPT = {"full": "read", "except-last": "least"}  # of micro-batches in flight; otherwise what is saved
@@ -132,37 +132,65 @@ class Closer:
             self._blocks[variant, samples] = Blocks(*of, samples, self.known.fastest, self.known.joint)
         return self._blocks[variant, samples]
 
-    def _lasting(self, sketch: Plan, stages: tuple[int, ...], small: Blocks) -> Floats:
-        """Bytes of every stage that are there all the time."""
+    def _lasting(self, sketch: Plan, stages: tuple[int, ...], small: Blocks, step: bool = False) -> Floats:
+        """Bytes of every rank that are there all the time; or at the optimizer's `step`, with all gradients."""
         share = 1 / sketch.sharers
+        kept = step or sketch.dp * sketch.lines > 1
         whole = small.weights * (share if sketch.zero == 3 else 1.0) + small.states * (share if sketch.zero else 1.0)
-        if sketch.dp * sketch.lines > 1:
+        if kept:
             whole = whole + small.gradients * (share if sketch.zero > 1 else 1.0)
-        return np.asarray(np.add.reduceat(whole, [0, *stages]))
+        rank, stage = _held(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
+        found = np.bincount(rank, np.add.reduceat(whole, [0, *stages])[stage])
+        for blocks, weights, gradients, states in small.tied:
+            using = np.searchsorted(stages, blocks, side="right")
+            others = np.zeros(sketch.pp, dtype=bool)
+            others[rank[np.isin(stage, using)]] = True
+            others[rank[stage == using[0]]] = False  # of the first of the blocks it is counted already
+            found[others] += weights + states + gradients * kept
+        return found
 
     def _early(self, sketch: Plan, stages: tuple[int, ...], small: Blocks) -> float:
-        """Bytes that the fullest rank has at least when it first goes back: most that are too big are so then, and their
-        orders need not be made."""
+        """Bytes that the fullest rank has at least when it first goes back: most that are too big are so then, and need
+        no order of work to be made."""
         each = np.add.reduceat(getattr(small, _KEPT.get(sketch.recompute, "saved")), [0, *stages])
         flying = _first_back(sketch.schedule, sketch.pp, sketch.chunks, sketch.micro) * each
-        whole = self._lasting(sketch, stages, small) + flying
-        order = sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs
-        return max(float(whole[held].sum()) for held in _held(*order))
+        rank, stage = _held(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
+        whole = self._lasting(sketch, stages, small) + np.bincount(rank, flying[stage])
+        return float(max(whole.max(), self._lasting(sketch, stages, small, step=True).max()))
 
     def _most(self, sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int) -> float:
-        """Bytes that the fullest rank has at least: what is there all the time, and what is in flight."""
+        """Bytes that the fullest rank has at least: what is there all the time, and what is in flight; or all gradients
+        at the optimizer's step."""
         order = sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs
         kept = _KEPT.get(sketch.recompute, "saved")
-        key = small, large, larger, stages, kept, order, sketch.micro
+        grows = sketch.dp * sketch.lines == 1  # gradients are there from the first backward pass of a stage on
+        key = small, large, larger, stages, kept, order, sketch.micro, grows
         if key not in self._flying:
             self.cut_work += _ORDER * sketch.micro * (1 + len(stages))
             each = np.array([np.add.reduceat(getattr(part, kept), [0, *stages]) for part in (small, large)])
-            ranks = _passes(*order, sketch.micro)
-            changes = (sign * each[(micro < larger).astype(np.int64), stage] for stage, micro, sign in ranks)
-            self._flying[key] = np.array([np.cumsum(change).max() for change in changes])
-        of_stage = self._lasting(sketch, stages, small)
-        lasting = np.array([of_stage[held].sum() for held in _held(*order)])
-        return float((lasting + self._flying[key]).max())
+            gradients = np.add.reduceat(small.gradients, [0, *stages]) * grows
+            found = []
+            for stage, micro, sign in _passes(*order, sketch.micro):
+                change = sign * each[(micro < larger).astype(np.int64), stage]
+                if grows:
+                    back = np.flatnonzero(sign < 0)
+                    own, first = np.unique(stage[back], return_index=True)
+                    change[back[first]] += gradients[own]
+                found.append(np.cumsum(change).max())
+            self._flying[key] = np.array(found)
+        always = self._lasting(sketch, stages, small)
+        flying = always + np.maximum(self._flying[key], self._at_one_block(sketch, stages, small))
+        return float(max(flying.max(), self._lasting(sketch, stages, small, step=True).max()))
+
+    def _at_one_block(self, sketch: Plan, stages: tuple[int, ...], small: Blocks) -> Floats:
+        """Bytes of every rank while one of its blocks goes back: what that has saved, or saves again, with zero=3 its
+        weights as they were gathered, and from zero=2 on its gradients before they are scattered."""
+        alone = small.alone * ((sketch.zero > 1) + (sketch.zero > 2))
+        most = np.maximum.reduceat(small.inside + alone, [0, *stages])
+        rank, stage = _held(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
+        found = np.zeros(sketch.pp)
+        np.maximum.at(found, rank, most[stage])
+        return found
 
 
 @lru_cache(maxsize=4096)
@@ -194,12 +222,11 @@ def _passes(schedule: str, pp: int, chunks: int, pairs: int, micro: int) -> tupl
 
 
 @lru_cache(maxsize=1024)
-def _held(schedule: str, pp: int, chunks: int, pairs: int) -> tuple[Ints, ...]:
-    """For every rank the stages that it holds."""
+def _held(schedule: str, pp: int, chunks: int, pairs: int) -> tuple[Ints, Ints]:
+    """The stages that ranks hold: ranks, and a stage of each."""
     lines = plan(pp=pp, schedule=schedule, chunks=chunks, pairs=pairs, blocks=pp * chunks).placement
-    return tuple(
-        np.unique([stage for line in lines for stage, (own,) in enumerate(line) if own == rank]) for rank in range(pp)
-    )
+    held = np.unique([(rank, stage) for line in lines for stage, (rank,) in enumerate(line)], axis=0)
+    return held[:, 0].copy(), held[:, 1].copy()
 
 
 def adds(sketch: Plan) -> int:

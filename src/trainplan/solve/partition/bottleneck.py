@@ -118,8 +118,8 @@ def _from_here(room: Room, stage: int, i: int, j: int) -> float:
 
 @njit(cache=True)
 def _filled(blocks: int, stages: int, room: Room, limit: float) -> float:
-    """Bytes of the fullest stage of a partition in which each takes as many blocks as it may within a limit; without end
-    where blocks are left over."""
+    """Bytes of the fullest stage of a partition in which each takes as many blocks as it may within a limit; without
+    end where blocks are left over."""
     i, fullest = 0, 0.0
     for stage in range(stages):
         end, bytes_ = 0, 0.0
