@@ -11,9 +11,11 @@ from trainplan.plan.plan import plan
 from trainplan.predict.allocator import LARGE_SEGMENT, SMALL_SEGMENT, Allocator
 from trainplan.predict.occupancy import CUBLAS, CUBLAS_HOPPER, Pieces, cut, workspace_of
 from trainplan.predict.planned import planned
-from trainplan.predict.predict import predict
+from trainplan.predict.predict import MEMORY_MARGIN, predict
 from trainplan.profile.estimate import estimate
 from trainplan.program.ops import Value
+from trainplan.report.answers import Predicted
+from trainplan.solve.limits import limited
 from trainplan.workload.load import load
 
 MIB = 2**20
@@ -132,6 +134,27 @@ def test_the_optimizer_s_states_come_at_the_end_of_the_first_step(profile):
         assert taken.allocated <= taken.reserved == taken.visible - context
     assert places.resuming.allocated < places.evaluation.allocated < places.later_steps.allocated
     assert answer.to_json()["occupancy"]["first_step"]["allocated"] == places.first_step.allocated
+
+
+def test_what_fits_has_room_for_workspaces_and_holes_too(profile):
+    """Tensors that fill all but the margin of a small device: cuBLAS's two workspaces of 32 MiB are more than that."""
+    there, here = cluster("1xH100-SXM"), replace(profile, device="H100-SXM")
+    single = plan(blocks=len(profile.blocks))
+    alone = predict(single, here, there, batch=8)
+
+    def within(memory):
+        return predict(single, here, limited(there, memory), batch=8, tools=True)
+
+    tight = within(int(alone.peak_bytes / (1 - MEMORY_MARGIN)) + 2)
+    assert tight.peak_bytes <= tight.limit_bytes
+    assert tight.occupancy.over
+    assert not tight.fits
+    assert tight.to_json()["fits"] is False
+    assert "DOES NOT FIT, though tensors would" in str(Predicted(tight, here, there))
+    enough = within(tight.occupancy.most.visible + LARGE_SEGMENT)
+    assert enough.fits
+    assert enough.occupancy.most.visible <= enough.occupancy.memory
+    assert "GiB never taken" in str(Predicted(enough, here, there))
 
 
 def test_of_many_micro_batches_a_few_are_enough(profile, monkeypatch):

@@ -55,6 +55,13 @@ class Occupancy:
     evaluation: Taken  # of one micro-batch, between steps
     saving: Taken
     resuming: Taken
+    memory: int = 0  # that the device has
+    over: bool = False  # whether torch asks for more than that, and has nothing to give back before
+
+    @property
+    def most(self) -> Taken:
+        """The situation in which nvidia-smi shows most."""
+        return max((taken for _, taken in self.rows), key=lambda taken: taken.visible)
 
     @property
     def rows(self) -> list[tuple[str, Taken]]:
@@ -84,8 +91,11 @@ def occupancy(played: Played, at: int, rank: int, plan: Plan, profile: Profile, 
     gathered = pieces.largest_unit if plan.zero else 0
     saving = _played([*state, *cut(gathered, ())])
     resuming = _played([*state, max(pieces.parameters, default=0)])
+    room = device.memory_bytes - device.context_bytes
     return Occupancy(
         rank=rank,
+        memory=device.memory_bytes,
+        over=allocator.over or max(alone[1], saving[1], resuming[1]) > room,
         first_step=first,
         later_steps=later,
         # Between steps, what training has reserved is there.

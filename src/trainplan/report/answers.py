@@ -11,7 +11,7 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.describe import describe
 from trainplan.plan.text import brief, title
 from trainplan.predict.occupancy import Occupancy
-from trainplan.predict.predict import Prediction
+from trainplan.predict.predict import MEMORY_MARGIN, Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.timeline import Timeline
 from trainplan.report.joined import Joined
@@ -102,7 +102,10 @@ class Predicted:
         parts = p.breakdown
         shown = ", ".join(f"{kind} {gib(size)}" for kind, size in parts.items() if size)
         where = f"rank {p.peak.rank} at {p.peak.op or 'the start'}"
-        verdict = "fits" if p.fits else f"DOES NOT FIT: {gib(p.peak_bytes - p.limit_bytes)} over"
+        over = (
+            f": {gib(p.peak_bytes - p.limit_bytes)} over" if p.peak_bytes > p.limit_bytes else ", though tensors would"
+        )
+        verdict = "fits" if p.fits else f"DOES NOT FIT{over}"
         lines = [
             model_line(self.profile, p.batch),
             cluster_lines(self.cluster),
@@ -113,7 +116,7 @@ class Predicted:
             f"epoch    {seconds(p.epoch_s)}{price}",
             f"memory   {verdict}; {where} has {gib(p.peak_bytes)} of {gib(p.limit_bytes)} ({shown})",
             *([f"host     {gib(p.host_bytes)} of activations in the memory of a node"] if p.host_bytes else []),
-            *([_occupancy(p.occupancy)] if p.occupancy else []),
+            *([_occupancy(p.occupancy), _margin(p.occupancy)] if p.occupancy else []),
             f"bubble   {percent(p.bubble)} of device time without compute",
             f"comm     {seconds(p.exposed_comm_s)} a step exposed",
             f"MFU      {mfu_words(p.mfu)} %",
@@ -124,6 +127,16 @@ class Predicted:
 
     def to_json(self) -> dict[str, Any]:
         return {"workload": self.profile.workload, "cluster": self.cluster.name, **self.prediction.to_json()}
+
+
+def _margin(found: Occupancy) -> str:
+    """What is left of a device's memory, or what is short."""
+    has, kept = gib(found.memory), percent(MEMORY_MARGIN)
+    if found.over:
+        return f"margin   none: with its workspaces and holes torch would ask for more than the {has} of the device"
+    return (
+        f"margin   {gib(found.memory - found.most.visible)} of {has} never taken; {kept} of it is kept free by tensors"
+    )
 
 
 def _occupancy(found: Occupancy) -> str:
