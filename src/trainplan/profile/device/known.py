@@ -10,14 +10,13 @@ import re
 import warnings
 from functools import cache
 from importlib import resources
-from math import log
 from pathlib import Path
 
 from trainplan.cluster.cluster import Device
 from trainplan.cluster.probe.machine import cache_folder
 from trainplan.errors import InputError
 from trainplan.profile.device.file import DeviceFile
-from trainplan.profile.device.model import Model, describes
+from trainplan.profile.device.model import Model, apart, describes
 
 
 def place_of(device: str) -> Path:
@@ -63,7 +62,7 @@ def model_of(device: Device, measured_here: bool = False) -> Model | None:
     alike = [file for file in files if describes(file, device)][:1] or [file for file in files if _alike(file, device)]
     if not alike:
         return None
-    nearest = min(alike, key=lambda file: _apart(file, device))
+    nearest = min(alike, key=lambda file: apart(file, device))
     if not any(file is nearest for file in packaged()):
         return Model(nearest, device)
     return _kept(device, nearest)
@@ -85,10 +84,3 @@ def _alike(file: DeviceFile, device: Device) -> bool:
     if file.is_cpu or device.name == "cpu":
         return False  # a core of unknown make: the catalogue's numbers are as good as another core's
     return set(file.peak) == set(device.flops)
-
-
-def _apart(file: DeviceFile, device: Device) -> float:
-    """How far two devices' rates are apart, in logarithms."""
-    rates = [abs(log(device.flops[p] / file.peak[p])) for p in file.peak if p in device.flops]
-    memory = log(device.memory_rate / file.memory_peak) if file.memory_peak else 0.0
-    return sum(rates) / max(1, len(rates)) + abs(memory)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
-from math import ceil, exp, prod, sqrt
+from math import ceil, exp, log, prod, sqrt
 from statistics import median
 
 import numpy as np
@@ -45,9 +45,11 @@ STAND_INS = {
     "fp16": ("bf16", "tf32", "fp32"), "bf16": ("fp16", "tf32", "fp32"), "tf32": ("bf16", "fp16", "fp32"),
     "fp32": ("tf32", "bf16", "fp16"),
 }  # fmt: skip
-# The share of their peak that products reach at best differs by so much among devices: A100 0.87, H100 0.80, B200 0.78
-# (stas00/ml-engineering@744d01e, best of all shapes).
-SCALED_ERROR = 0.09
+# How much more the error is of a device that is scaled: what the fastest products of three devices differ by when all
+# are scaled by their peaks (A100, H100, B200: 2.5 % in the mean, 3.7 % at most), and a tenth for every factor of e
+# between its rates and those that were measured. The tenth is chosen to cover what published tables of such devices
+# showed: an A100's steps (17 % in the median), an RTX 3090's networks (13 %, with channels last 25 %).
+SCALED_ERROR, APART_ERROR = 0.03, 0.1
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Model:
         self.device = device.name if device is not None else file.device
         self.scaled = device is not None and not describes(file, device)
         self.scale = _scale(file, device) if device is not None and self.scaled else SAME
+        self.distance = apart(file, device) if device is not None and self.scaled else 0.0
         self.processors = max(1, round(file.processors * self.scale.processors))
         self.stood_in: dict[str, str] = {}  # curves that were asked for and not there → what was taken
         self._surfaces: dict[tuple[str, float], Surface] = {}
@@ -221,7 +224,7 @@ class Model:
     @cached_property
     def error(self) -> float | None:
         """Median error on the points that the model was not made of; more where it is scaled; None: not known."""
-        more = SCALED_ERROR if self.scaled else 0.0
+        more = SCALED_ERROR + APART_ERROR * self.distance if self.scaled else 0.0
         if self._found:
             return self._found["error"] + more
         found = self._errors(self.waves, self.file.checks)
@@ -251,6 +254,13 @@ def describes(file: DeviceFile, device: Device) -> bool:
     measured = any(device.sources.get(key, "").startswith("measured") for key in rates)
     same = all(file.peak.get(precision, rate) == rate for precision, rate in device.flops.items())
     return measured or (same and file.memory_peak in (0.0, device.memory_rate))
+
+
+def apart(file: DeviceFile, device: Device) -> float:
+    """How far the rates of two devices are apart, in logarithms: arithmetic in the mean of its kinds, and memory."""
+    rates = [abs(log(device.flops[p] / file.peak[p])) for p in file.peak if p in device.flops]
+    memory = abs(log(device.memory_rate / file.memory_peak)) if file.memory_peak else 0.0
+    return (sum(rates) / max(1, len(rates)) + memory) / 2
 
 
 def _scale(file: DeviceFile, device: Device) -> Scale:
