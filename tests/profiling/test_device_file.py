@@ -219,20 +219,18 @@ def test_a_file_is_found_by_name_or_by_likeness(file, monkeypatch, tmp_path):
     file.save(known.place_of("Paper"))
     assert known.model_of(PAPER) is None  # ranks that plan by themselves do not look at one machine's files
     assert not known.model_of(PAPER, measured_here=True).scaled
-    like = known.known.model_of(device("A100-80"), measured_here=True)
+    like = known.model_of(device("A100-80"), measured_here=True)
     assert like.scaled
     assert "scaled from the device file of Paper by data sheets" in speed_of(device("A100-80"), "fp32", like).words
-    assert (
-        known.known.model_of(device("TitanRTX"), measured_here=True) is None
-    )  # it has no tf32: another kind of device
-    assert known.known.model_of(device("cpu"), measured_here=True) is None
+    assert known.model_of(device("TitanRTX"), measured_here=True) is None  # it has no tf32: another kind of device
+    assert known.model_of(device("cpu"), measured_here=True) is None
 
 
 def test_files_of_the_package_are_of_devices_of_the_catalogue():
     assert {file.device for file in known.packaged()} >= {"H200"}
     for file in known.packaged():
-        assert known.known.model_of(device(file.device)).file is file
-        assert not known.known.model_of(device(file.device)).scaled
+        assert known.model_of(device(file.device)).file is file
+        assert not known.model_of(device(file.device)).scaled
         assert file.whole
         assert not re.search(r"/(root|home|tmp|work)\b", file.command + file.machine)
 
@@ -335,7 +333,7 @@ def test_numbers_that_lie_apart_are_found_one_by_one():
 
 
 def test_the_bias_of_a_convolution_is_issued_beside_it():
-    speed = speed_of(device("H200"), "fp32", known.known.model_of(device("H200")))
+    speed = speed_of(device("H200"), "fp32", known.model_of(device("H200")))
     plain = Op("convolution_backward", 1.0, 8, 8, (2, 3, 4, 25, 9, 1, 1), precision="fp32")
     host = speed.model.file.host
     more = issue_seconds([replace(plain, layout="b")], "backward", speed) - issue_seconds([plain], "backward", speed)

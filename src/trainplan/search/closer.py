@@ -140,7 +140,7 @@ class Closer:
         if kept:
             whole = whole + small.gradients * (share if sketch.zero > 1 else 1.0)
         rank, stage = _held(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
-        found = np.bincount(rank, np.add.reduceat(whole, [0, *stages])[stage])
+        found: Floats = np.bincount(rank, np.add.reduceat(whole, [0, *stages])[stage]).astype(np.float64)
         for blocks, weights, gradients, states in small.tied:
             using = np.searchsorted(stages, blocks, side="right")
             others = np.zeros(sketch.pp, dtype=bool)
