@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from trainplan.bench.pool import pool
 from trainplan.engine.asynchronous import Applied
 from trainplan.engine.replay import Replayed, replay
 from trainplan.engine.serving import Shard
+from trainplan.engine.trainer import StepResult
+from trainplan.engine.worker import own_loss
 from trainplan.errors import PlanError
 from trainplan.plan.keys import part_of
 from trainplan.plan.plan import Plan, plan
@@ -125,6 +128,16 @@ def test_another_moment_or_another_release_would_be_noticed() -> None:
     for other in (changed, more):
         with pytest.raises(AssertionError):
             asynchronous_job.by_the_rule(planned, other)
+
+
+def test_progress_tells_the_loss_of_a_worker_and_not_its_share_of_a_batch() -> None:
+    """Of seven samples worker 1 has three: of a loss of 0.5 each they add 3/7 to that of the batch."""
+    planned = plan(dp=2, servers=1, exchange="ssp", bound=(1,), blocks=4)
+    worker = SimpleNamespace(plan=planned, replica=1, is_asynchronous=True)
+    result = StepResult(0, 0.5 * 3 / 7, 1.0, 7)
+    assert own_loss(result, worker) == pytest.approx(0.5)
+    assert own_loss(result, SimpleNamespace(is_asynchronous=False)) == result.loss
+    assert own_loss(replace(result, loss=None), worker) is None
 
 
 def test_pieces_of_a_parameter_need_an_optimizer_that_takes_them() -> None:

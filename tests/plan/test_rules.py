@@ -80,7 +80,7 @@ ILLEGAL = [
     ),
     ({"placement": (((0, 1),),)}, {}, "a stage runs on one rank, and one is placed on 2", OPEN_PLACEMENT),
     ({"away": ((1,),)}, {}, "away says how much is offloaded, and nothing says what", "offload=activations"),
-    ({"offload": "weights"}, {}, "offload is one of none, activations, not weights", "offload="),
+    ({"offload": "weights"}, {}, "offload is one of none, activations, partitioned, not weights", "offload="),
     ({**AWAY, "away": ((1,), (1,))}, {}, "away has 2 stages, and the plan 1", "away=1, or leaving it open"),
     ({**AWAY, "micro": 3, "away": ((1, 2),)}, {}, "2 numbers for a stage, and there are 3 micro-batches", "one number"),
     ({**PIPELINE, **AWAY, "schedule": "zb-h1", "stages": (2, 4)}, {}, "and schedule=zb-h1 has others", "schedule=1f1b"),

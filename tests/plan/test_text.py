@@ -60,11 +60,6 @@ def test_what_goes_away_is_numbers(word: str) -> None:
     parse(f"offload=activations {str(caught.value).split('Try ')[-1].split(',')[0]}")
 
 
-def test_zero_r_partitioned_is_refused_with_the_reason() -> None:
-    with pytest.raises(PlanError, match="only among ranks that have the same ones"):
-        parse("zero3 dp=2 offload=partitioned")
-
-
 @examples(100)
 @given(cases())
 def test_plans_are_read_back(case) -> None:

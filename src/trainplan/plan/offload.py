@@ -5,6 +5,10 @@
 so these go first, and how much goes is a number: of each stage, and of each of its micro-batches, the first so many
 sections. One number for a stage says the same of all its micro-batches.
 
+`offload=partitioned` is for ranks that share stages (`tp`), which all read the same: of what recomputed blocks read
+each rank keeps a share, and they gather it before they compute a block again. Nothing goes to the host, and what comes
+from other stages stays whole.
+
     away=3          of a single stage, the first 3 sections of every micro-batch
     away=4x2,1:0    of the first of two stages, 4 sections of two micro-batches and 1 of a third; of the second none
 
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 Away = tuple[tuple[int, ...], ...]  # stage → micro-batch → sections; one entry: the same of every micro-batch
 # Orders of work in which every pass is whole, and every stage has one copy in a replica.
 ORDERS = ("naive", "gpipe", "1f1b", "1f1b-early", "looped", "interleaved")
-PARTITIONED = "partitioned"  # asked for by name, and refused
+PARTITIONED = "partitioned"
 _RUN = re.compile(r"(\d+)(?:x(\d+))?")
 
 
@@ -60,13 +64,25 @@ def shortest(away: Away) -> Away:
     return found if any(any(stage) for stage in found) else ()
 
 
-def refuse_partitioned(asked: str) -> None:
-    """ZeRO-R's other half."""
-    why = (
-        "activations can be partitioned only among ranks that have the same ones, which are those of tensor "
-        "parallelism; replicas of a model have those of their own samples"
-    )
-    raise PlanError(asked, why, "offload=activations")
+def check_partitioned(plan: Plan, asked: str) -> None:
+    """ZeRO-R's other half (P_a): what blocks that are recomputed read, a share of it on each rank of `tp`."""
+    if plan.away:
+        why = "away says what goes to the host, and what is partitioned stays on the devices"
+        raise PlanError(asked, why, "leaving away out")
+    if plan.tp < 2:
+        why = (
+            "activations can be partitioned only among ranks that have the same ones, which are those of tensor "
+            "parallelism; replicas of a model have those of their own samples"
+        )
+        raise PlanError(asked, why, "offload=activations, or tp=2 recompute=full")
+    if plan.recompute not in ("full", "except-last"):
+        why = f"what is partitioned is what blocks read that are recomputed, and recompute={plan.recompute} keeps more"
+        raise PlanError(asked, why, "recompute=full, or offload=none")
+    if plan.sequence == "on":
+        why = (
+            "with sequence=on each rank has its own tokens of what blocks read, and there is nothing left to partition"
+        )
+        raise PlanError(asked, why, "offload=none, or sequence=off")
 
 
 def check_offload(plan: Plan, asked: str) -> None:
@@ -74,6 +90,9 @@ def check_offload(plan: Plan, asked: str) -> None:
     if plan.offload == "none":
         if plan.away:
             raise PlanError(asked, "away says how much is offloaded, and nothing says what", "offload=activations")
+        return
+    if plan.offload == PARTITIONED:
+        check_partitioned(plan, asked)
         return
     if plan.schedule not in ORDERS or plan.lines > 1:
         what = "stages with several copies in a replica" if plan.schedule in ORDERS else f"schedule={plan.schedule}"

@@ -59,7 +59,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "overlap": ("on", "off"),
     "sequence": ("off", "on"),
     "preload": ("given", "off", "on"),
-    "offload": ("none", "activations"),
+    "offload": ("none", "activations", "partitioned"),
 }
 
 # Exchanges whose order is decided while running, and the numbers that each of them has.

@@ -32,7 +32,7 @@ from typing import Any
 from trainplan import files
 from trainplan.errors import InputError, PlanError, closest, nearest
 from trainplan.plan.keys import SPLIT
-from trainplan.plan.offload import PARTITIONED, away_text, parse_away, refuse_partitioned
+from trainplan.plan.offload import away_text, parse_away
 from trainplan.plan.order import GIVEN, from_file, known, read
 from trainplan.plan.placement import placement as table
 from trainplan.plan.placement import renamed
@@ -117,8 +117,6 @@ def _value(field: str, value: str, line: str) -> Any:
 
     asked = f"plan {line!r}, {field}={value}"
     words = PARTITIONS if field == "partition" else WORDS.get(field, ())
-    if field == "offload" and value == PARTITIONED:
-        refuse_partitioned(asked)
     if words:
         if value not in words:
             if field == "schedule" and value in SYSTEMS and SYSTEMS[value].choices is not None:

@@ -67,7 +67,7 @@ def all_away(plan: Plan, profile: Profile, cluster: Cluster, batch: int) -> Plan
 
 def refuse_too_little(found: Prediction, asked: str) -> None:
     """Refused where not even offloading makes a plan fit: with the smallest memory in which it would."""
-    if found.fits or found.plan.offload == "none":
+    if found.fits or found.plan.offload != "activations":
         return
     need = -(-int(found.peak_bytes / (1 - MEMORY_MARGIN)) // MIB) * MIB
     has = int(found.limit_bytes / (1 - MEMORY_MARGIN))

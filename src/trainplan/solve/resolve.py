@@ -228,7 +228,7 @@ def _one_move(plan: Plan) -> Iterator[tuple[int, ...]]:
 
 def _room(plan: Plan, cluster: Cluster) -> float:
     """Bytes that stages may take when a model is cut: where what is too much goes away, that is no matter of cuts."""
-    return usable(cluster) if plan.offload == "none" else math.inf
+    return math.inf if plan.offload == "activations" else usable(cluster)
 
 
 def _other(plan: Plan, away: Away = (), **changes: Any) -> Plan:
@@ -238,7 +238,7 @@ def _other(plan: Plan, away: Away = (), **changes: Any) -> Plan:
 
 def _predict(plan: Plan, cluster: Cluster, batch: int, tables: Tables) -> Prediction:
     rules.check(plan, batch, cluster.world)
-    foresee = offloaded if plan.offload != "none" and not plan.away else predict
+    foresee = offloaded if plan.offload == "activations" and not plan.away else predict
     return foresee(plan, tables.profile, cluster, batch)
 
 

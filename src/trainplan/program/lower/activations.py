@@ -152,7 +152,7 @@ def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     """The forward pass keeps what each block reads; R makes the rest again, for the backward of one block."""
     layout, profile, bounds = found.layout, found.layout.profile, found.layout.plan.bounds
     blocks, stages = layout.blocks, layout.stage_of
-    kept, made, flows = known(profile, ("crossings", bounds), lambda: _crossings_of(layout))
+    kept, made, flows = crossings_of(layout)
     home = homes[stages]
     again, back = found.ops(Kind.R, stages, units=blocks), found.ops(Kind.B, stages, units=blocks)
     if layout.offloads:  # what blocks read is on its way, but for what other stages read as well
@@ -160,7 +160,12 @@ def recomputed_activations(ledger: Ledger, found: Found, homes: Ints) -> None:
         offloaded_inputs(ledger, found, homes)
     name = "inputs", layout.offloads
     inputs = found.by_size(lambda b, n: sum(c.bytes(n) for c in kept[b]), len(blocks), name)
-    ledger.add(Value.SAVED, inputs, home, found.forward(stages), back, (again, back))
+    if layout.partitions:  # of which ranks gather the whole before they make the rest again
+        share = -(-inputs // layout.plan.tp)
+        ledger.add(Value.SAVED, share, home, found.forward(stages), back, (again, back))
+        ledger.add(Value.SAVED, inputs, home, again, back, (back,))
+    else:
+        ledger.add(Value.SAVED, inputs, home, found.forward(stages), back, (again, back))
 
     def inside(block: int, samples: int) -> int:
         return footprints(profile, samples).saved[block] + sum(c.bytes(samples) for c in made[block])
@@ -189,9 +194,17 @@ def _one_block(profile: Profile, adds: bool, block: int, samples: Amount) -> int
     return footprints(profile, samples).one_block(block, adds)
 
 
-def _crossings_of(layout: Layout) -> tuple[list[list[Crossing]], list[list[Crossing]], list[tuple[Crossing, int, int]]]:
+Crossings = tuple[list[list[Crossing]], list[list[Crossing]], list[tuple[Crossing, int, int]]]
+
+
+def crossings_of(layout: Layout) -> Crossings:
     """By block: what it is the first of its stage to read, so that its backward is the last; and what it makes. And the
     gradients within a stage: from the backward of the last reader, to …"""
+    found: Crossings = known(layout.profile, ("crossings", layout.plan.bounds), lambda: _crossings_of(layout))
+    return found
+
+
+def _crossings_of(layout: Layout) -> Crossings:
     stages, bounds = layout.stage_of, layout.plan.bounds
     kept: list[list[Crossing]] = [[] for _ in layout.blocks]
     made: list[list[Crossing]] = [[] for _ in layout.blocks]

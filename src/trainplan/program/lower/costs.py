@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from trainplan.profile.parcels import parcels
 from trainplan.profile.profile import Amount, Profile
 from trainplan.program.exchanges import TELLING
+from trainplan.program.lower.activations import crossings_of
 from trainplan.program.lower.buckets import kept
 from trainplan.program.lower.edges import message_bytes
 from trainplan.program.lower.layout import Layout
@@ -99,7 +101,7 @@ def _home(layout: Layout, replica: int, line: int, stage: int) -> int:
     buckets = () if stage in layout.late else tuple([bucket.ready for bucket in layout.buckets[stage]])
     name = (
         rank, plan.bounds[stage], plan.slicers(rank) if plan.tp > 1 else (), plan.zero, layout.offloads,
-        bool(layout.units[stage]), tuple(layout.sections[stage]), buckets,
+        layout.partitions, bool(layout.units[stage]), tuple(layout.sections[stage]), buckets,
     )  # fmt: skip
     return known.setdefault(name, len(known))
 
@@ -127,9 +129,17 @@ def _pass(
         until = buckets[unit].ready if unit < len(buckets) - 1 else 1.0
     sharing = layout.plan.slicers(rank) if layout.plan.tp > 1 and kind in _SHARED else ()
     talk = _inside(layout.profile, kind is _B, first, last, samples) if sharing else ()
+    if kind is _R and layout.partitions:
+        talk = (*_gathered(layout, first, samples), *talk)
     return CostClass(
         kind, rank, -1, first, last, samples, 0, (), since, until, adds, sharing=sharing, inside=talk, started=started
     )  # fmt: skip
+
+
+def _gathered(layout: Layout, block: int, samples: Amount) -> tuple[Inside, ...]:
+    """What a block read and ranks have a share each of, before it is recomputed."""
+    sizes = Counter(crossing.bytes(samples) for crossing in crossings_of(layout)[0][block])
+    return tuple(Inside("all_gather", size, count) for size, count in sizes.items())
 
 
 def _inside(profile: Profile, back: bool, first: int, last: int, samples: Amount) -> tuple[Inside, ...]:

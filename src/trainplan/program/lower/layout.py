@@ -10,6 +10,7 @@ import numpy as np
 from trainplan.lasting import lasting
 from trainplan.plan.decided import BY_PRIORITY, DECIDED
 from trainplan.plan.exchanges import BY_BACKEND
+from trainplan.plan.offload import PARTITIONED
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import micro_batches, splits_backward
 from trainplan.plan.served import ASYNCHRONOUS, AT_ROOT, SERVED
@@ -252,6 +253,11 @@ class Layout:
     def offloads(self) -> bool:
         """Whether anything goes away that passes have saved: then all of them come in sections (`away.py`)."""
         return bool(self.plan.away)
+
+    @property
+    def partitions(self) -> bool:
+        """Whether ranks that share stages have a share each of what recomputed blocks read."""
+        return self.plan.offload == PARTITIONED
 
     @lasting
     def units(self) -> list[list[Unit]]:
