@@ -80,6 +80,7 @@ def replays(chosen: Plan, folder: Path) -> list[list[Applied]]:
 # -- workers that are killed ----------------------------------------------------------------------------------------
 
 SLOW = [pytest.mark.slow]
+IDS = {"two-servers": "ps-asp-two-servers"}
 SEEDS = {"ps-asp": 50, "two-servers": 4, "ssp": 2}
 KEPT = ROOT / "benchmarks/data/kills.json"
 COMMAND = f'pytest tests/engine/test_killed.py -k is_killed -m "slow or not slow" --kills {KEPT.relative_to(ROOT)}'
@@ -124,7 +125,7 @@ def keep(path: str | None, row: dict[str, Any]) -> None:
     ("name", "seed"),
     [
         pytest.param(
-            name, seed, id=f"{name}-{seed}",
+            name, seed, id=f"{IDS.get(name, name)}-{seed}",
             marks=[pytest.mark.system(KILLED[name].exchange, "R"), *SLOW * bool(seed or name == "ssp")],
         )
         for name, seeds in SEEDS.items() for seed in range(seeds)
@@ -189,7 +190,7 @@ def test_fifty_workers_were_killed() -> None:
 
 @pytest.mark.system("ssp", "R")
 @pytest.mark.usefixtures("quick_start")
-def test_a_loss_is_repeated(tmp_path: Path) -> None:
+def test_a_loss_under_ssp_is_repeated(tmp_path: Path) -> None:
     """Worker 1 dies in its second step. When servers repeat what they recorded, it is there, and left to itself at the
     same place: the others do not wait for it, and the weights are the same."""
     then, now = tmp_path / "then", tmp_path / "now"

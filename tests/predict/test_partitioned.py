@@ -55,7 +55,7 @@ def again(program: Program) -> list[int]:
 
 @pytest.mark.system("zero-r", "P")
 @pytest.mark.parametrize("tp", [2, 4, 8])
-def test_checkpoints_are_divided_and_gathered_once_a_block(gpt: Profile, tp: int) -> None:
+def test_zero_r_checkpoints_are_divided_and_gathered_once_a_block(gpt: Profile, tp: int) -> None:
     """Of every layer's input 1/tp stays, and before it is computed again one all-gather brings the whole: the volume of
     one input beside the twelve of Megatron's sums (two each way, and two again), which is less than a tenth."""
     whole, parts = (program_of(gpt, planned_for(gpt, tp, offload)) for offload in ("none", "partitioned"))
@@ -76,7 +76,7 @@ def test_checkpoints_are_divided_and_gathered_once_a_block(gpt: Profile, tp: int
 
 
 @pytest.mark.system("zero-r", "P")
-def test_memory_is_less_by_the_shares_of_others_and_a_step_longer_by_the_gathers(gpt: Profile) -> None:
+def test_zero_r_memory_is_less_by_the_shares_of_others_and_a_step_longer_by_the_gathers(gpt: Profile) -> None:
     """When block k goes back, the inputs of blocks 1 to k are there (0 reads the batch), and its own was gathered:
     so k (1 - 1/tp) - 1 inputs less. And a gather for each of them is more, which a busy host may hide."""
     tp, two = 4, {"micro": 2}
