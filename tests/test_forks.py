@@ -37,9 +37,14 @@ def test_what_a_process_gets_from_the_one_that_starts_it(forked_python: str, tmp
 def test_a_signal_ends_both(number: signal.Signals, forked_python: str, tmp_path: Path) -> None:
     script = tmp_path / "sleeps.py"
     script.write_text(SLEEPS)
+    heard = signal.getsignal(number)  # in the background of a shell SIGINT is passed over, by whoever is started there
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
     process = subprocess.Popen(
         [forked_python, "-u", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
+    if number != signal.SIGKILL:
+        signal.signal(number, heard)
     with process:
         assert process.stdout is not None
         forked = psutil.Process(int(process.stdout.readline()))

@@ -243,8 +243,8 @@ def _seeds(space: Space, known: Floors, order: np.ndarray, work: float) -> list[
 
 def _light(space: Space, known: Floors, order: Ints, work: float) -> list[int]:
     """Rows that are likely to fit, should none of the fast ones: recomputed, and with room to spare; of different
-    shapes those that are likely to be fast, and at last those with the least bytes. (Bounds do not know how far ahead
-    zero=3 gathers weights, which may be far: so those without it first.)"""
+    shapes those that are likely to be fast, and at last those with the least bytes. (Bounds do not know of the weights
+    that zero=3 gathers: so those without it first.)"""
     rows = order[space.column("recompute")[order] == _FULL]
     roomy = rows[known.bytes[rows] < _ROOMY * room(space.cluster)]
     roomy = roomy[np.lexsort((likely(space, known, roomy), space.column("zero")[roomy] == 3))[: 50 * SEEDS]]
