@@ -121,7 +121,7 @@ def table_2(host: str) -> dict[tuple[str, int], Moved]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host", ["15.75GB/s", "1.5GB/s"])
+@pytest.mark.parametrize("host", ["15.75GB/s", "1.6GB/s"])
 def test_what_fits_and_the_orders_of_table_2(host: str) -> None:
     """Who made the table names a GTX 1080 Ti elsewhere, and no link. Which of its 16 cells ran out of memory comes out
     on that device; so does that both shares grow with devices, and which networks move most of what."""
@@ -144,11 +144,11 @@ def test_what_fits_and_the_orders_of_table_2(host: str) -> None:
 
 @pytest.mark.slow
 def test_shares_of_inputs_in_table_2() -> None:
-    """A host link of 1.5 GB/s, as copies from memory that is not pinned have, is what its first cell asks for. Then the
-    others come out within 18 %, and those of MobileNet within 32 %: its compute may be estimated too fast."""
-    rows = table_2("1.5GB/s")
+    """A host link of 1.6 GB/s, as copies from memory that is not pinned have, is what its first cell asks for. Then the
+    others come out within 19 %, and those of MobileNet within 27 %: its compute may be estimated too fast."""
+    rows = table_2("1.6GB/s")
     for network, cells in TABLE.items():
         for devices, published in enumerate(cells, 1):
             if published is not None:
-                close = 0.32 if network == "mobilenetv2" else 0.18
+                close = 0.27 if network == "mobilenetv2" else 0.19
                 assert 100 * rows[network, devices].input == pytest.approx(published[0], rel=close), (network, devices)
