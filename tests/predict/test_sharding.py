@@ -142,7 +142,7 @@ def test_all_but_the_first_gather_and_the_last_scatter_is_hidden(zero: int) -> N
 )
 @example(blocks=12, micro=1, gather=0.1, full=True)
 @pytest.mark.parametrize("backend", ["gloo", "gloo-staged", "nccl"])
-def test_no_more_weights_are_there_than_the_list_has_side_by_side(
+def test_zero3_has_no_more_weights_than_the_list_has_side_by_side(
     backend: str, blocks: int, micro: int, gather: float, full: bool
 ) -> None:
     """A host that is far ahead has asked for all of them, and the link may be fast: a device gathers what it was asked
