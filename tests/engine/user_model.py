@@ -28,6 +28,8 @@ def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         fail_twice(Path(trouble.removeprefix("twice:")))
     if trouble.endswith(" on rank 1"):
         trouble = trouble.removesuffix(" on rank 1") if os.environ["RANK"] == "1" else ""
+    if trouble in ("raise", "kill") and "MOMENT" in os.environ:
+        Path(os.environ["MOMENT"]).write_text(str(time.time()))
     if trouble == "raise":
         raise ValueError("the user's loss went wrong")
     if trouble == "kill":
