@@ -82,7 +82,7 @@ def grow() -> list[Row]:
         took = time.process_time() - started
         rows.append({
             "devices": devices, "layers": layers, "plans": len(whole), "too_big": found.too_big,
-            "simulated": len(found.fitting) + len(found.over), "left": found.left, "gap": found.gap, "seconds": took,
+            "simulated": found.standing.simulated, "left": found.left, "gap": found.gap, "seconds": took,
             "step_s": found.fitting[0].step_s if found.fitting else None,
         })  # fmt: skip
         row = rows[-1]
@@ -103,7 +103,7 @@ def brute(spaces: int, most: int, seconds: float) -> list[Row]:
         simulated = [draft(found.sketch(r), found.cluster, found.batch, cut.tables(r)) for r in range(len(found))]
         best = min((p.step_s for p in simulated if p.fits), default=None)
         same = best == (answer.fitting[0].step_s if answer.fitting else None)
-        count = len(answer.fitting) + len(answer.over)
+        count = answer.standing.simulated
         rows.append({"seed": seed, "plans": len(found), "simulated": count, "fits": best is not None, "same": same})
         print(f"{seed:4} {found.cluster.name:14} {len(found):5} plans, {count:4} simulated, "
               f"{'the same' if same else 'ANOTHER ANSWER'}", flush=True)  # fmt: skip

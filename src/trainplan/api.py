@@ -144,7 +144,7 @@ def predict(
 
     s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer))
     chosen, there = plan_for(plan, s)
-    found = simulate(chosen, s.profile, there, s.batch, keep=trace is not None, tools=True)
+    found = simulate(chosen, s.profile, there, s.batch, keep=trace is not None)
     if trace:
         write(trace, [found.timeline()])
     return Predicted(found, s.profile, there, trace or "")

@@ -4,7 +4,11 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.predict.reference_allocator import Reference
+from tests.program.strategies import examples
 from trainplan.cluster.catalogue import device
 from trainplan.cluster.parse import cluster
 from trainplan.plan.plan import plan
@@ -80,8 +84,26 @@ def scenes(allocate, free, seed):
 def test_books_are_never_wrong(seed):
     allocator = Allocator()
     for _ in scenes(allocator.allocate, allocator.free, seed):
-        unused = sum(block.size for pool in allocator._free.values() for _, block in pool)
-        assert allocator.allocated + unused == allocator.reserved
+        assert allocator.allocated + sum(allocator.unused) == allocator.reserved
+
+
+MOVES = st.lists(st.one_of(st.integers(-40, -1), st.floats(4, 26).map(lambda power: int(2**power))), max_size=120)
+
+
+@examples(60)
+@given(MOVES, st.sampled_from([0, 30 * MIB, 200 * MIB]))
+def test_what_is_compiled_follows_the_rules(moves, limit):
+    """Tensors that come (bytes) and go (which of those that are there)."""
+    allocator, reference, alive = Allocator(limit), Reference(limit), []
+    for move in moves:
+        if move > 0:
+            alive.append((allocator.allocate(move), reference.allocate(move)))
+        elif alive:
+            block, other = alive.pop(move % len(alive))
+            allocator.free(block)
+            reference.free(other)
+        for what in ("allocated", "reserved", "peak_allocated", "peak_reserved", "over"):
+            assert getattr(allocator, what) == getattr(reference, what)
 
 
 @pytest.mark.gpu
@@ -95,11 +117,11 @@ def test_the_allocator_is_torch_s(seed):
 
     def allocate(size):
         block = allocator.allocate(size)
-        pairs[id(block)] = torch.empty(size, dtype=torch.uint8, device="cuda")
+        pairs[block] = torch.empty(size, dtype=torch.uint8, device="cuda")
         return block
 
     def free(block):
-        del pairs[id(block)]
+        del pairs[block]
         allocator.free(block)
 
     for _ in scenes(allocate, free, seed):
@@ -119,7 +141,7 @@ def profile():
 
 
 def found(profile, on="1xA100-80", **choices):
-    return predict(plan(blocks=len(profile.blocks), **choices), profile, cluster(on), batch=8, tools=True)
+    return predict(plan(blocks=len(profile.blocks), **choices), profile, cluster(on), batch=8)
 
 
 def test_the_optimizer_s_states_come_at_the_end_of_the_first_step(profile):
@@ -143,7 +165,7 @@ def test_what_fits_has_room_for_workspaces_and_holes_too(profile):
     alone = predict(single, here, there, batch=8)
 
     def within(memory):
-        return predict(single, here, limited(there, memory), batch=8, tools=True)
+        return predict(single, here, limited(there, memory), batch=8)
 
     tight = within(int(alone.peak_bytes / (1 - MEMORY_MARGIN)) + 2)
     assert tight.peak_bytes <= tight.limit_bytes
@@ -219,7 +241,7 @@ ON_AN_H200 = {GPT: 95_738_880, RESNET: 236_572_672}
 def test_a_first_step_takes_what_it_took_on_an_h200(name):
     there, workload = cluster("1xH200"), load(name)
     profile = estimate(workload, there.device(0), samples=[workload.batch])
-    places = predict(plan(blocks=len(profile.blocks)), profile, there, batch=workload.batch, tools=True).occupancy
+    places = predict(plan(blocks=len(profile.blocks)), profile, there, batch=workload.batch).occupancy
     assert places.first_step.allocated - 2 * CUBLAS_HOPPER == pytest.approx(ON_AN_H200[name], rel=0.05)
 
 
@@ -237,7 +259,7 @@ def test_a_step_takes_what_was_predicted(name):
     workload = load(name)
     profile = estimate(workload, device, samples=[workload.batch])
     there = cluster(f"1x{name_of(here)}")
-    expected = predict(plan(blocks=len(profile.blocks)), profile, there, batch=workload.batch, tools=True).occupancy
+    expected = predict(plan(blocks=len(profile.blocks)), profile, there, batch=workload.batch).occupancy
     torch._C._cuda_clearCublasWorkspaces()  # earlier tests have left theirs, and this one would not count them
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -56,7 +56,7 @@ def test_two_hundred_random_spaces(part: int) -> None:
         everything = simulated(found)
         hold(found, everything)
         answer = same(found, everything, TIME, 1)
-        plans, simulations = plans + len(found), simulations + len(answer.standing.rows)
+        plans, simulations = plans + len(found), simulations + answer.standing.simulated
     assert simulations < plans / 3
 
 

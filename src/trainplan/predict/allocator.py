@@ -10,6 +10,9 @@ sizes are rounded, and holes may be too small for what comes next. The rules (`c
 * of the free blocks that are large enough the smallest is taken, and cut if what is left is worth it: 512 bytes of a
   small one, more than 1 MiB of a large one.
 
+The books are arrays, and the rules are compiled: a step of a large model is half a million tensors, and a search plays
+every plan that it shows.
+
 >>> allocator = Allocator()
 >>> first, second = allocator.allocate(3_000_000), allocator.allocate(100)
 >>> allocator.allocated, allocator.reserved // 2**20
@@ -21,106 +24,251 @@ sizes are rounded, and holes may be too small for what comes next. The rules (`c
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from trainplan.program.program import Ints
 
 LEAST = 512
 SMALL = 2**20
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * 2**20, 20 * 2**20
 OWN_SEGMENT = 10 * 2**20  # from this size on a block has a segment of its own
 SEGMENT_STEP = 2 * 2**20
+_NOBODY = -1
+# Places among the totals.
+ALLOCATED, RESERVED, PEAK_ALLOCATED, PEAK_RESERVED, LIMIT, OVER, _NEXT, _BLOCKS, _SPARE = range(9)
 
 
-@dataclass(eq=False)
-class Block:
-    """A piece of a segment."""
+class Books(NamedTuple):
+    """Blocks by number, and those that are free in the order of their sizes (and of addresses, where these are equal),
+    small ones apart from large ones."""
 
-    address: int
-    size: int
-    small: bool
-    free: bool = False
-    before: Block | None = None  # its neighbours in the segment
-    after: Block | None = None
+    address: Ints
+    size: Ints
+    before: Ints  # neighbours in the segment
+    after: Ints
+    small: Ints  # 1: it is
+    free: Ints
+    pool: Ints  # small or not, place: the free blocks
+    many: Ints  # how many
+    spare: Ints  # numbers of blocks that have become part of another
+    totals: Ints
 
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.size, self.address
+
+@njit(cache=True)
+def books(limit: int) -> Books:
+    """Empty ones; `limit` is what a device has for tensors (0: no limit)."""
+    totals = np.zeros(9, np.int64)
+    totals[LIMIT] = limit
+    return _of(64, totals)
+
+
+@njit(cache=True)
+def _of(most: int, totals: Ints) -> Books:
+    """With room for so many blocks."""
+    return Books(
+        np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64),
+        np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros((2, most), np.int64), np.zeros(2, np.int64),
+        np.zeros(most, np.int64), totals,
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def roomy(of: Books) -> Books:
+    """The same books, with room for another tensor: it has a block, and leaves at most one beside it."""
+    had = len(of.size)
+    if of.totals[_BLOCKS] + 2 <= had:
+        return of
+    more = _of(2 * had, of.totals)
+    more.address[:had], more.size[:had], more.before[:had], more.after[:had] = of.address, of.size, of.before, of.after
+    more.small[:had], more.free[:had], more.spare[:had] = of.small, of.free, of.spare
+    more.pool[:, :had], more.many[:] = of.pool, of.many
+    return more
+
+
+@njit(cache=True)
+def allocate(of: Books, size: int) -> int:
+    """Room for so many bytes, in books that are `roomy`: the number of its block."""
+    totals = of.totals
+    wanted = max(LEAST, -(-size // LEAST) * LEAST)
+    small = 1 if wanted <= SMALL else 0
+    place = _place(of, small, wanted, -1)
+    if place < of.many[small]:
+        block = of.pool[small, place]
+        _remove(of, small, place)
+    else:
+        block = _segment(of, wanted, small)
+    of.free[block] = 0
+    left = of.size[block] - wanted
+    if (small == 1 and left >= LEAST) or (small == 0 and left > SMALL):
+        after = of.after[block]
+        rest = _block(of, of.address[block] + wanted, left, small)
+        of.before[rest], of.after[rest] = block, after
+        if after != _NOBODY:
+            of.before[after] = rest
+        of.after[block], of.size[block] = rest, wanted
+        _put(of, rest)
+    totals[ALLOCATED] += of.size[block]
+    totals[PEAK_ALLOCATED] = max(totals[PEAK_ALLOCATED], totals[ALLOCATED])
+    return block
+
+
+@njit(cache=True)
+def release(of: Books, block: int) -> None:
+    """Give a block back: it becomes one with its neighbours, where these are free."""
+    of.totals[ALLOCATED] -= of.size[block]
+    other = of.before[block]
+    if other != _NOBODY and of.free[other] == 1:
+        _take(of, other)
+        of.address[block] = of.address[other]
+        of.size[block] += of.size[other]
+        of.before[block] = of.before[other]
+        if of.before[block] != _NOBODY:
+            of.after[of.before[block]] = block
+        _forget(of, other)
+    other = of.after[block]
+    if other != _NOBODY and of.free[other] == 1:
+        _take(of, other)
+        of.size[block] += of.size[other]
+        of.after[block] = of.after[other]
+        if of.after[block] != _NOBODY:
+            of.before[of.after[block]] = block
+        _forget(of, other)
+    _put(of, block)
+
+
+@njit(cache=True)
+def _segment(of: Books, wanted: int, small: int) -> int:
+    """A new segment: one block that is all of it."""
+    totals = of.totals
+    size = SMALL_SEGMENT if small == 1 else LARGE_SEGMENT
+    if wanted >= OWN_SEGMENT:
+        size = -(-wanted // SEGMENT_STEP) * SEGMENT_STEP
+    if totals[LIMIT] > 0 and totals[RESERVED] + size > totals[LIMIT]:
+        _give_back(of)
+        if totals[RESERVED] + size > totals[LIMIT]:
+            totals[OVER] = 1
+    totals[RESERVED] += size
+    totals[PEAK_RESERVED] = max(totals[PEAK_RESERVED], totals[RESERVED])
+    block = _block(of, totals[_NEXT], size, small)
+    of.before[block] = of.after[block] = _NOBODY
+    totals[_NEXT] += size
+    return block
+
+
+@njit(cache=True)
+def _give_back(of: Books) -> None:
+    """Segments that nobody uses."""
+    for small in range(2):
+        kept = 0
+        for place in range(of.many[small]):
+            block = of.pool[small, place]
+            if of.before[block] == _NOBODY and of.after[block] == _NOBODY:
+                of.totals[RESERVED] -= of.size[block]
+                _forget(of, block)
+            else:
+                of.pool[small, kept] = block
+                kept += 1
+        of.many[small] = kept
+
+
+@njit(cache=True)
+def _block(of: Books, address: int, size: int, small: int) -> int:
+    totals = of.totals
+    if totals[_SPARE] > 0:
+        totals[_SPARE] -= 1
+        number = of.spare[totals[_SPARE]]
+    else:
+        number = totals[_BLOCKS]
+        totals[_BLOCKS] += 1
+    of.address[number], of.size[number], of.small[number] = address, size, small
+    return number
+
+
+@njit(cache=True)
+def _forget(of: Books, block: int) -> None:
+    of.spare[of.totals[_SPARE]] = block
+    of.totals[_SPARE] += 1
+
+
+@njit(cache=True)
+def _place(of: Books, small: int, size: int, address: int) -> int:
+    """Where a block of this size and address is among those that are free, or would be."""
+    low, high = 0, of.many[small]
+    while low < high:
+        middle = (low + high) // 2
+        block = of.pool[small, middle]
+        if of.size[block] < size or (of.size[block] == size and of.address[block] < address):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)
+def _put(of: Books, block: int) -> None:
+    small = of.small[block]
+    place = _place(of, small, of.size[block], of.address[block])
+    for k in range(of.many[small], place, -1):
+        of.pool[small, k] = of.pool[small, k - 1]
+    of.pool[small, place] = block
+    of.many[small] += 1
+    of.free[block] = 1
+
+
+@njit(cache=True)
+def _take(of: Books, block: int) -> None:
+    small = of.small[block]
+    _remove(of, small, _place(of, small, of.size[block], of.address[block]))
+
+
+@njit(cache=True)
+def _remove(of: Books, small: int, place: int) -> None:
+    of.many[small] -= 1
+    for k in range(place, of.many[small]):
+        of.pool[small, k] = of.pool[small, k + 1]
 
 
 class Allocator:
-    """The books of one device; `limit` is what it has for tensors (0: no limit)."""
+    """One device, tensor by tensor; `limit` is what it has for them (0: no limit)."""
 
     def __init__(self, limit: int = 0) -> None:
-        self.limit = limit
-        self.allocated = self.reserved = 0
-        self.peak_allocated = self.peak_reserved = 0
-        self.over = False  # more was needed than there is
-        self._free: dict[bool, list[tuple[tuple[int, int], Block]]] = {True: [], False: []}
-        self._next = 0  # address of the next segment
+        self._books = books(limit)
 
-    def allocate(self, size: int) -> Block:
-        """Room for so many bytes."""
-        wanted = max(LEAST, -(-size // LEAST) * LEAST)
-        small = wanted <= SMALL
-        pool = self._free[small]
-        place = bisect_left(pool, (wanted, -1), key=lambda item: item[0])
-        block = pool.pop(place)[1] if place < len(pool) else self._segment(wanted, small)
-        block.free = False
-        left = block.size - wanted
-        if left >= LEAST if small else left > SMALL:
-            rest = Block(block.address + wanted, left, small, True, block, block.after)
-            if block.after is not None:
-                block.after.before = rest
-            block.after, block.size = rest, wanted
-            self._put(rest)
-        self.allocated += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
-        return block
+    def allocate(self, size: int) -> int:
+        """Room for so many bytes: the number of its block."""
+        self._books = roomy(self._books)
+        return int(allocate(self._books, size))
 
-    def free(self, block: Block) -> None:
+    def free(self, block: int) -> None:
         """Give a block back."""
-        self.allocated -= block.size
-        for other in (block.before, block.after):
-            if other is not None and other.free:
-                self._take(other)
-                block.address = min(block.address, other.address)
-                block.size += other.size
-                if other is block.before:
-                    block.before = other.before
-                    if block.before is not None:
-                        block.before.after = block
-                else:
-                    block.after = other.after
-                    if block.after is not None:
-                        block.after.before = block
-        block.free = True
-        self._put(block)
+        release(self._books, block)
 
-    def _segment(self, wanted: int, small: bool) -> Block:
-        size = SMALL_SEGMENT if small else LARGE_SEGMENT
-        if wanted >= OWN_SEGMENT:
-            size = -(-wanted // SEGMENT_STEP) * SEGMENT_STEP
-        if self.limit and self.reserved + size > self.limit:
-            self._give_back()
-            self.over |= self.reserved + size > self.limit
-        self.reserved += size
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
-        block = Block(self._next, size, small)
-        self._next += size
-        return block
+    @property
+    def allocated(self) -> int:
+        return int(self._books.totals[ALLOCATED])
 
-    def _give_back(self) -> None:
-        """Segments that nobody uses."""
-        for pool in self._free.values():
-            for key, block in list(pool):
-                if block.before is None and block.after is None:
-                    pool.remove((key, block))
-                    self.reserved -= block.size
+    @property
+    def reserved(self) -> int:
+        return int(self._books.totals[RESERVED])
 
-    def _put(self, block: Block) -> None:
-        insort(self._free[block.small], (block.key, block), key=lambda item: item[0])
+    @property
+    def peak_allocated(self) -> int:
+        return int(self._books.totals[PEAK_ALLOCATED])
 
-    def _take(self, block: Block) -> None:
-        pool = self._free[block.small]
-        place = bisect_left(pool, block.key, key=lambda item: item[0])
-        del pool[place]
+    @property
+    def peak_reserved(self) -> int:
+        return int(self._books.totals[PEAK_RESERVED])
+
+    @property
+    def over(self) -> bool:
+        """Whether more was needed than there is."""
+        return bool(self._books.totals[OVER])
+
+    @property
+    def unused(self) -> list[int]:
+        """Sizes of the free blocks."""
+        own = self._books
+        return [int(own.size[block]) for small in (0, 1) for block in own.pool[small, : own.many[small]]]

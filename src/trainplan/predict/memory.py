@@ -211,14 +211,17 @@ def host_peaks(played: Played) -> list[int]:
 def in_flight(played: Played, rank: int) -> int:
     """The most forward passes of a rank whose backward has not ended, at any time: activations held at once."""
     program = played.program
-    begins: dict[tuple[int, ...], tuple[float, int, int]] = {}  # micro-batch → when its forward begins
-    ends: dict[tuple[int, ...], tuple[float, int, int]] = {}  # … and when its backward is over
+    row = program.lists.row(rank)
+    kind, place = program.kind[row], np.arange(len(row))
+    forward, back = place[kind == Kind.F], place[(kind == Kind.B) | (kind == Kind.W)]
     columns = (program.job, program.step, program.pipeline, program.stage, program.micro_batch, program.slice)
-    for place, op in enumerate(program.lists.row(rank).tolist()):
-        key = tuple(int(column[op]) for column in columns)
-        if program.kind[op] == Kind.F:
-            begins.setdefault(key, (float(played.start[op]), 2 * place, 1))
-        elif program.kind[op] in (Kind.B, Kind.W):
-            ends[key] = (float(played.end[op]), 2 * place + 1, -1)
-    changes = sorted([*begins.values(), *ends.values()])
-    return int(np.cumsum([change for _, _, change in changes]).max(initial=0))
+    keys = np.stack([column[row].astype(np.int64) for column in columns])
+    number = np.zeros(len(row), np.int64)  # of a micro-batch in a stage: one for all that is done with it
+    for key in keys:
+        number = np.unique(number * (int(key.max(initial=0)) + 2) + key + 1, return_inverse=True)[1]
+    begins = forward[np.unique(number[forward], return_index=True)[1]]  # the first counts
+    ends = back[::-1][np.unique(number[back[::-1]], return_index=True)[1]]  # the last does
+    seconds = np.concatenate([played.start[row[begins]], played.end[row[ends]]])
+    turn = np.concatenate([2 * begins, 2 * ends + 1])
+    change = np.concatenate([np.ones(len(begins), np.int64), np.full(len(ends), -1)])
+    return int(np.cumsum(change[np.lexsort((turn, seconds))]).max(initial=0))

@@ -22,7 +22,7 @@ from trainplan.predict.cost import Setting, costs, priced, setting_of
 from trainplan.predict.decided import expected_agendas
 from trainplan.predict.flows import Flows
 from trainplan.predict.memory import Peak, host_peaks, peaks
-from trainplan.predict.occupancy import Occupancy, occupancy
+from trainplan.predict.occupancy import Occupancy, Tools
 from trainplan.predict.planned import planned
 from trainplan.predict.speeds import speeds
 from trainplan.predict.utilisation import utilisation
@@ -36,8 +36,8 @@ from trainplan.program.staleness import step_seconds as by_push
 from trainplan.program.timeline import Timeline
 from trainplan.program.wiring import Wiring, wire
 
-# Kept free on every device: what the program does not see (rounding and holes of the allocator, cuBLAS workspaces), and
-# how far below what was measured estimates were in the worst of 63 cases that were held out (3.7 %).
+# Of a device's memory, what tensors never fill: for how far below what was measured estimates were in the worst of 63
+# cases that were held out (3.7 %), and for what nobody sees (cudnn's trials, NCCL's buffers).
 MEMORY_MARGIN = 0.06
 _F, _KINDS = int(Kind.F), tuple(kind.name for kind in Kind)
 _PASS, _TALK = are((Kind.F, Kind.B, Kind.I, Kind.W)), ~are(COMPUTES)
@@ -49,7 +49,7 @@ class Prediction:
     """What we expect of a plan."""
 
     plan: Plan
-    fits: bool
+    tensors_fit: bool  # on every device, with the margin; and what was offloaded on the hosts
     step_s: float
     samples_per_s: float
     epoch_s: float
@@ -70,7 +70,38 @@ class Prediction:
     host_bytes: int = 0  # that a node's ranks have in its memory at most: what was offloaded
     peaks: tuple[Peak, ...] = field(repr=False, default=())
     played: Played | None = field(repr=False, compare=False, default=None)
-    occupancy: Occupancy | None = None  # the fullest device, as its tools show it; None: it is a CPU, or was not asked
+    tools: Tools | None = field(repr=False, compare=False, default=None)  # None: the fullest device is a CPU
+
+    @property
+    def fits(self) -> bool:
+        """Whether tensors leave the margin free, and torch's allocator has room for them, too: workspaces and holes are
+        in no program, and may be more than the margin. (It is played when somebody asks, and only where tensors fit.)
+        """
+        return self.tensors_fit and self.overdrawn_bytes == 0
+
+    @property
+    def occupancy(self) -> Occupancy | None:
+        """The fullest device, as its tools show it; None: it is a CPU."""
+        return self.tools.occupancy if self.tools is not None else None
+
+    @property
+    def overdrawn_bytes(self) -> int:
+        """What torch would ask for beyond the whole memory of the fullest device."""
+        return self.occupancy.overdrawn if self.occupancy is not None else 0
+
+    @property
+    def over_bytes(self) -> int:
+        """What is short on the fullest device: of what tensors may have, or where these fit, of what torch asks for."""
+        over = self.peak_bytes - self.limit_bytes
+        return over if over > 0 else self.overdrawn_bytes
+
+    @property
+    def fullness(self) -> float:
+        """How full the fullest device is, of what may be used: above 1 where it has too little."""
+        tensors = self.peak_bytes / self.limit_bytes
+        if tensors > 1 or self.occupancy is None or not self.occupancy.over:
+            return tensors
+        return self.occupancy.most.visible / self.occupancy.memory
 
     def timeline(self) -> Timeline:
         """The predicted timeline."""
@@ -90,8 +121,9 @@ class Prediction:
         data = {
             name: files.to_json(getattr(self, name))
             for name in self.__dataclass_fields__
-            if name not in ("plan", "played", "peaks", "peak")
+            if name not in ("plan", "played", "peaks", "peak", "tools")
         }
+        data["fits"], data["occupancy"] = self.fits, files.to_json(self.occupancy)
         data["plan"] = plan_text.text(self.plan)
         data["choices"] = plan_text.to_json(self.plan)
         data["peak_rank"], data["peak_op"] = self.peak.rank, self.peak.op
@@ -105,10 +137,8 @@ def predict(
     cluster: Cluster,
     batch: int | None = None,
     keep: bool = False,
-    tools: bool = False,
 ) -> Prediction:
-    """What a plan will do on a cluster. `keep`: the timeline stays with the prediction. `tools`: memory as the tools of
-    a GPU show it is worked out, too."""
+    """What a plan will do on a cluster. `keep`: the timeline stays with the prediction."""
     batch = batch or profile.batch
     profile = planned(plan, profile, cluster)
     pace = speeds(profile, cluster)
@@ -152,12 +182,11 @@ def predict(
     epoch_s = steps_per_epoch * step_s + max(0.0, played.makespan - program.steps * step_s)
     price = cluster.price_per_hour(plan.world) * epoch_s / 3600
     scaled = " and scaled" if len(set(pace)) > 1 else ""  # by the peaks of the other devices
-    shown = None
-    if tools and place[worst].name != "cpu":
-        shown = occupancy(played, worst, found[worst].rank, plan, profile, place[worst])
-        roomy = roomy and not shown.over  # workspaces and holes, for which the margin may be too small
+    tools = None
+    if place[worst].name != "cpu":
+        tools = Tools(played, worst, found[worst].rank, plan, profile, place[worst])
     return Prediction(
-        plan=plan, fits=roomy and all(u <= limit for u, limit in zip(used, limits, strict=True)), step_s=step_s,
+        plan=plan, tensors_fit=roomy and all(u <= limit for u, limit in zip(used, limits, strict=True)), step_s=step_s,
         samples_per_s=batch / step_s, epoch_s=epoch_s, peak_bytes=used[worst], peak=found[worst],
         limit_bytes=limits[worst], bubble=_rest(float(busy.sum()), program.world * step_s),
         exposed_comm_s=step_s * _rest(unhindered, step_s), compute_s=float(busy.max()),
@@ -167,7 +196,7 @@ def predict(
         or known_error(plan, profile.kind + scaled, profile.device, profile.compiled),
         seconds_by_kind=by_kind(played, spoken), device=profile.device, batch=batch,
         host_bytes=host, peaks=tuple(found), played=played if keep else None,
-        occupancy=shown,
+        tools=tools,
     )  # fmt: skip
 
 

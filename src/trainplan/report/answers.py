@@ -102,9 +102,9 @@ class Predicted:
         parts = p.breakdown
         shown = ", ".join(f"{kind} {gib(size)}" for kind, size in parts.items() if size)
         where = f"rank {p.peak.rank} at {p.peak.op or 'the start'}"
-        over = (
-            f": {gib(p.peak_bytes - p.limit_bytes)} over" if p.peak_bytes > p.limit_bytes else ", though tensors would"
-        )
+        over = f": {gib(p.over_bytes)} over" if p.over_bytes else ": a host has too little for what is offloaded"
+        if p.tensors_fit:
+            over = f", though tensors would{over}"
         verdict = "fits" if p.fits else f"DOES NOT FIT{over}"
         lines = [
             model_line(self.profile, p.batch),
@@ -131,12 +131,9 @@ class Predicted:
 
 def _margin(found: Occupancy) -> str:
     """What is left of a device's memory, or what is short."""
-    has, kept = gib(found.memory), percent(MEMORY_MARGIN)
     if found.over:
-        return f"margin   none: with its workspaces and holes torch would ask for more than the {has} of the device"
-    return (
-        f"margin   {gib(found.memory - found.most.visible)} of {has} never taken; {kept} of it is kept free by tensors"
-    )
+        return f"margin   none: {found.words}"
+    return f"margin   {found.words}; {percent(MEMORY_MARGIN)} of it is kept free by tensors"
 
 
 def _occupancy(found: Occupancy) -> str:

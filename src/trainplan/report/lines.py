@@ -80,9 +80,9 @@ def search_lines(found: Recommendation) -> list[str]:
     if found.left:
         of = f", {found.better:,} of them to be the best" if found.better else ", none of them to be the best"
         lines.append(f"         stopped early: {found.left:,} plans were left that may have a place in the table{of}")
-    lines.append(
-        f"margin   {percent(MEMORY_MARGIN)} of every device's memory is kept free, beside what its own libraries take"
-    )
+    kept = f"{percent(MEMORY_MARGIN)} of every device's memory is kept free by tensors, beside its own libraries"
+    gpu = any(device.name != "cpu" for device in found.cluster.kinds.values())
+    lines.append(f"margin   {kept}" + ("; and torch's allocator has room for those that are shown" if gpu else ""))
     return lines
 
 

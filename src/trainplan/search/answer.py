@@ -42,7 +42,7 @@ class Rejected:
 
     @property
     def over_bytes(self) -> int:
-        return self.prediction.peak_bytes - self.prediction.limit_bytes
+        return self.prediction.over_bytes
 
     def to_json(self) -> dict[str, Any]:
         return {**self.prediction.to_json(), "over_bytes": self.over_bytes, "why": self.why, "change": self.change}
@@ -147,6 +147,8 @@ def left_out() -> list[str]:
 
 def overfull(p: Prediction) -> str:
     """Why a plan does not fit: whose memory is too small, when, and what takes most of it."""
+    if p.occupancy is not None and p.tensors_fit:
+        return f"rank {p.peak.rank}: {p.occupancy.words}"
     parts = {**p.peak.breakdown, "for the device's own libraries": p.peak_bytes - p.peak.bytes}
     largest = max(parts, key=lambda kind: parts[kind])
     return (

@@ -33,8 +33,7 @@ def smallest_change(rejected: Prediction, world: int, attempt: Try) -> str:
         if found is not None and found.fits:
             return f"--batch {batch} (peak {gib(found.peak_bytes)})"
         batch //= 2
-    over = rejected.peak_bytes - rejected.limit_bytes
-    return f"devices with {gib(over)} more memory, or more of them"
+    return f"devices with {gib(rejected.over_bytes)} more memory, or more of them"
 
 
 def _changes(plan: Plan, world: int) -> Iterator[tuple[str, Plan]]:

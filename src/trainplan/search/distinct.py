@@ -76,33 +76,40 @@ def _order(plan: Plan) -> tuple[bytes, ...]:
 
 class Standing:
     """What was simulated, and who has a place: the best of every shape, by an objective. `meets`: whether a plan that
-    fits meets what else was asked for."""
+    fits meets what else was asked for.
+
+    Whether a plan fits is known once torch's allocator is played on it, which takes as long as simulating it. So it is
+    played only for those that would have the place of their shape (where one alone is asked for: that are better than
+    all others); the rest is forgotten. Whoever has a place fits."""
 
     def __init__(
         self, objective: Objective, world: int, top: int, meets: Callable[[Prediction], bool] = lambda p: True
     ) -> None:
         self.objective, self.world, self.top, self.meets = objective, world, top, meets
-        self.rows: dict[int, int] = {}  # of a simulated plan, by its id, the row of the space
+        self.simulated = 0
+        self.rows: dict[int, int] = {}  # of a plan that is kept, by its id, the row of the space
         self._fitting: list[Prediction] = []
         self._over: list[Prediction] = []
-        self.missing: list[Prediction] = []  # fit, and do not meet what was asked for
         self._best: dict[Shape, Prediction] = {}
         self._lowest: dict[Shape, float] = {}
         self._last: float | None = None  # the last place; None: to be worked out again
 
     def add(self, p: Prediction, row: int = -1) -> None:
+        self.simulated += 1
+        shape, value = shape_of(p.plan), self.objective.value(p)
+        kept, lowest = self._best.get(shape), self._lowest.get(shape, float("inf"))
+        takes = kept is None or self._better(p, kept)
+        wanted = (takes or value < lowest) if self.top > 1 else value < self.best
+        if p.tensors_fit and not (wanted and self.meets(p)):
+            return  # whether it fits or not
         self.rows[id(p)] = row
         if not p.fits:
             self._over.append(p)
             return
-        if not self.meets(p):
-            self.missing.append(p)
-            return
         self._fitting.append(p)
-        shape, value, self._last = shape_of(p.plan), self.objective.value(p), None
-        self._lowest[shape] = min(value, self._lowest.get(shape, value))
-        kept = self._best.get(shape)
-        if kept is None or self._better(p, kept):
+        self._last = None
+        self._lowest[shape] = min(value, lowest)
+        if takes:
             self._best[shape] = p
 
     def _better(self, p: Prediction, kept: Prediction) -> bool:
@@ -117,7 +124,7 @@ class Standing:
 
     @property
     def over(self) -> list[Prediction]:
-        return sorted(self._over, key=lambda p: p.peak_bytes / p.limit_bytes)
+        return sorted(self._over, key=lambda p: p.fullness)
 
     @property
     def best(self) -> float:

@@ -75,16 +75,24 @@ def recommend(
     first = plan(blocks=len(profile.blocks), precision=precision)  # one device
     whole = wishes.allowed(whole)
     objective, report = wishes.best, progress or _silent
-    found = best_first(whole, top, WORK, objective, report, wishes.meets, wishes.possible)
-    if wishes.study is not None and not wishes.synchronous:
-        for p in asynchronous(wishes.study, profile, cluster, batch, wishes.devices or cluster.world):
-            found.standing.add(p)
+    left, simulated = whole, 0
+    while True:
+        found = best_first(left, top, WORK, objective, report, wishes.meets, wishes.possible)
+        if wishes.study is not None and not wishes.synchronous:
+            for p in asynchronous(wishes.study, profile, cluster, batch, wishes.devices or cluster.world):
+                found.standing.add(p)
+        ranked, without_room = _refined(found)
+        simulated += found.standing.simulated
+        if not without_room:
+            break
+        left = left.only(~np.isin(np.arange(len(left)), without_room))  # the next is taken, as if these were not there
     single = draft(first, cluster, batch, Tables(planned(first, profile, cluster)))
-    ranked = _refined(found)
     missed = [] if ranked else _nearest(whole, wishes, report)
-    ranked = ranked or ([] if missed else _offloaded(found))
+    if not ranked and not missed:
+        before = found.standing.simulated
+        ranked = _offloaded(found)
+        simulated += found.standing.simulated - before
     ranked = sorted(filter(wishes.meets, ranked), key=objective.value)
-    simulated = len(found.standing.rows)
     return Recommendation(
         ranked=tuple(_ranked(p, ranked[0], profile, cluster, wishes) for p in ranked),
         rejected=tuple(rejected(found, ranked[0].step_s if ranked else float("inf"))) if not missed else (),
@@ -155,10 +163,11 @@ def _note(single: Prediction, ranked: list[Prediction], wishes: Wishes, left: in
     return f"it fits on one device: {alone}, {seconds(single.step_s)} a step" + (f", but {missed}" if missed else "")
 
 
-def _refined(found: Outcome) -> list[Prediction]:
-    """The rows of the table, with their cuts, buckets, exchanges and loads as the clock likes them best."""
+def _refined(found: Outcome) -> tuple[list[Prediction], list[int]]:
+    """The rows of the table, with their cuts, buckets, exchanges and loads as the clock likes them best; and rows of
+    the space that have no room for their batches, however these come."""
     cluster, batch = found.space.cluster, found.space.batch
-    refined = list[Prediction]()
+    refined, without_room = list[Prediction](), list[int]()
     for p in found.standing.shown():
         row, chosen = found.standing.rows[id(p)], p
         tables = found.tables(row)
@@ -171,8 +180,14 @@ def _refined(found: Outcome) -> list[Prediction]:
             behind = (p.step_s / refined[0].step_s - 1) if refined else 0.0
             gain = max(HARDLY, behind - FAR) if refined else NOTHING
             chosen = refine(p, ("stages", "bucket", "exchange"), cluster, batch, tables, gain)
-        refined.append(brought(chosen, cluster, batch, tables))
-    return refined
+        ready = brought(chosen, cluster, batch, tables)
+        if not ready.fits and chosen is not p:  # what is refined may be fuller
+            ready = brought(p, cluster, batch, tables)
+        if ready.fits:
+            refined.append(ready)
+        else:
+            without_room.append(row)
+    return refined, without_room
 
 
 def _offloaded(found: Outcome) -> list[Prediction]:
@@ -188,7 +203,7 @@ def _offloaded(found: Outcome) -> list[Prediction]:
             if left and least <= usable(space.cluster):
                 left -= 1
                 standing.add(draft(away, space.cluster, space.batch, found.tables(row)), row)
-    return _refined(found)
+    return _refined(found)[0]
 
 
 def _work(found: Outcome) -> np.ndarray:

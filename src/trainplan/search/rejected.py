@@ -32,7 +32,7 @@ def rejected(found: Outcome, fastest: float) -> list[Rejected]:
     shown = [p for p in shown if not p.fits]
     if not shown and not found.fitting:
         shown = found.standing.over[:REJECTED] or [hints.predict(found.space.sketch(0))]
-    shown.sort(key=lambda p: (p.step_s >= fastest, p.peak_bytes / p.limit_bytes))
+    shown.sort(key=lambda p: (p.step_s >= fastest, p.fullness))
     return [Rejected(p, overfull(p), hints.change(p)) for p in shown]
 
 

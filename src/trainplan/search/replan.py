@@ -200,8 +200,8 @@ def _best(asked: Asked, kept: Request, here: Cluster) -> Prediction | PlanError:
         return fitting[0]
     if not tried:
         return refused[-1]
-    least = min(tried, key=lambda p: p.peak_bytes / p.limit_bytes)
-    share = significant(least.peak_bytes / least.limit_bytes)
+    least = min(tried, key=lambda p: p.fullness)
+    share = significant(least.fullness)
     return PlanError(brief(least.plan), f"its fullest device would need {share} × the memory that it may use")
 
 

@@ -54,7 +54,7 @@ def offloaded(plan: Plan, profile: Profile, cluster: Cluster, batch: int) -> Pre
         trial = predict(replace(plan, away=away), profile, cluster, batch)
         if trial.fits:
             return trial
-        budget -= trial.peak_bytes - trial.limit_bytes
+        budget -= trial.over_bytes
     return least
 
 
@@ -69,13 +69,16 @@ def refuse_too_little(found: Prediction, asked: str) -> None:
     """Refused where not even offloading makes a plan fit: with the smallest memory in which it would."""
     if found.fits or found.plan.offload != "activations":
         return
-    need = -(-int(found.peak_bytes / (1 - MEMORY_MARGIN)) // MIB) * MIB
     has = int(found.limit_bytes / (1 - MEMORY_MARGIN))
+    need = max(int(found.peak_bytes / (1 - MEMORY_MARGIN)), has + found.overdrawn_bytes if found.overdrawn_bytes else 0)
+    need = -(-need // MIB) * MIB
     if need <= has:  # then it is the host's memory that is short
         why = f"its ranks would have {gib(found.host_bytes)} in the memory of one host, which has less"
         raise PlanError(asked, why, "more micro-batches, or recompute=full")
-    why = (
-        f"with all activations away that can be, rank {found.peak.rank} still needs {gib(found.peak_bytes)} at "
-        f"{found.peak.op}, and of {gib(has)} it may use {gib(found.limit_bytes)}"
-    )
+    why = f"with all activations away that can be, rank {found.peak.rank} still "
+    if found.peak_bytes > found.limit_bytes:
+        why += f"needs {gib(found.peak_bytes)} at {found.peak.op}, and of {gib(has)} it may use "
+        why += gib(found.limit_bytes)
+    else:
+        why += f"has tensors of {gib(found.peak_bytes)}, for which torch asks for {gib(need)}, and has {gib(has)}"
     raise PlanError(asked, why, f"memory={need // MIB}MiB, more micro-batches, or recompute=full")

@@ -124,10 +124,10 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
     """The fastest that fits; where none does, the one that is least over. The first of those that hardly differ."""
     found = predictions[0]
     for trial in predictions[1:]:
-        if trial.fits:
-            better = not found.fits or trial.step_s < found.step_s * (1 - NOTHING)
+        if found.fits:
+            better = trial.step_s < found.step_s * (1 - NOTHING) and trial.fits
         else:
-            better = not found.fits and trial.peak_bytes / trial.limit_bytes < found.peak_bytes / found.limit_bytes
+            better = trial.fits or trial.fullness < found.fullness
         found = trial if better else found
     return found
 
@@ -170,7 +170,7 @@ def refine(
         for other in other_exchanges(found.plan, tables.profile, cluster):
             sizes = bucket_sizes(other, tables.profile) if "bucket" in left else [other.bucket]
             fastest = best([_predict(_other(other, bucket=size), cluster, batch, tables) for size in sizes])
-            if fastest.fits >= found.fits and fastest.step_s < found.step_s * (1 - FASTER):
+            if fastest.step_s < found.step_s * (1 - FASTER) and fastest.fits >= found.fits:
                 found = fastest
     return found
 
@@ -183,7 +183,7 @@ def _recut(found: Prediction, cluster: Cluster, batch: int, tables: Tables, gain
     for _ in range(_REPAIRS):
         if found.fits:
             break
-        limit -= found.peak_bytes - found.limit_bytes
+        limit -= found.over_bytes
         found = best([found, _predict(_other(found.plan, stages=trial(limit)), cluster, batch, tables)])
     others = {trial(limit, slack) for slack in SLACKS} - {found.plan.stages}
     found = best([found, *(_predict(_other(found.plan, stages=c), cluster, batch, tables) for c in sorted(others))])

@@ -170,8 +170,7 @@ def _most_samples(plan: Plan, profile: Profile, cluster: Cluster) -> int:
     foresee = offloaded if plan.offload != "none" else predict
 
     def fits(samples: int) -> bool:
-        found = foresee(plan, profile, cluster, samples * plan.world)
-        return found.fits and predict(found.plan, profile, cluster, samples * plan.world, tools=True).fits
+        return foresee(plan, profile, cluster, samples * plan.world).fits
 
     fewest = -(-plan.dp * plan.micro // plan.world)
     if not fits(fewest):
