@@ -6,9 +6,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from trainplan.bench.published.elsewhere import as_asked, inside, told
 from trainplan.plan.systems import SYSTEMS
 from trainplan.plan.text import parse
-from trainplan.predict.accuracy import plan_kind
+from trainplan.predict.accuracy import ELSEWHERE, plan_kind
 from trainplan.report.influence import TITLES
 from trainplan.report.influence import lines as influences
 
@@ -272,6 +273,20 @@ def published(name: str) -> str:
             cells = " | ".join(f"{row[key]:.1%}" for key in ("mean", "median", "worst"))
             lines.append(f"| {what} | {row['labelled']} | {row['sustained']:.2f} | {row['rows']} | {cells} |")
     lines.append(f"| all | | | | {sharded['mean']:.1%} | | |")
+    errors = as_asked(data)
+    lines += [
+        "",
+        "| steps as anybody asks for them | rows | half within | nine of ten within | worst | inside | held out |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    whole = told(errors)
+    for file, own in errors.items():
+        rest = told({name: other for name, other in errors.items() if name != file})
+        shares = [f"{inside(own, by['median']):.0%}, {inside(own, by['within']):.0%}" for by in (whole, rest)]
+        cells = " | ".join(f"{told({file: own})[key]:.1%}" for key in ("median", "within", "worst"))
+        lines.append(f"| `{file}` | {len(own)} | {cells} | {' | '.join(shares)} |")
+    cells = " | ".join(f"{whole[key]:.1%}" for key in ("median", "within", "worst"))
+    lines.append(f"| all, each table alike: told | {whole['runs']} | {cells} | | |")
     titles = {
         "timm_train_rtx3090_subset.csv": "timm's networks on an RTX 3090, fp16",
         "pipedream_profile_totals.csv": "pipedream's sums of layers, a V100",
@@ -416,6 +431,7 @@ def known_errors(*names: str) -> str:
             "median": round(median(errors), 3), "worst": round(max(errors), 3), "runs": len(errors),
             "source": f"{machines}; docs/accuracy.md",
         }  # fmt: skip
+    table[ELSEWHERE] = told(as_asked(json.loads((DATA / "published.json").read_text())))
     return json.dumps(table, indent=1) + "\n"
 
 

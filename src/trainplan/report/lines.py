@@ -105,7 +105,11 @@ def error_line(predictions: Iterable[Prediction]) -> str:
     known = dict(sorted({p.error.kind: p.error for p in predictions}.items()))
     said = []
     for source in dict.fromkeys(error.source for error in known.values() if error.median is not None):
-        alike = [f"{kind}: {error.numbers}" for kind, error in known.items() if error.source == source]
+        same: dict[str, list[str]] = {}
+        for kind, error in known.items():
+            if error.source == source:
+                same.setdefault(error.numbers, []).append(kind)
+        alike = [f"{', '.join(kinds)}: {numbers}" for numbers, kinds in same.items()]
         said.append(f"{'; '.join(alike)} ({source})")
     unknown = {kind: error.source for kind, error in known.items() if error.median is None}
     for source in dict.fromkeys(unknown.values()):

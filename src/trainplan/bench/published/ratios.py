@@ -49,7 +49,8 @@ def ratios(rows: Sequence[Named], left_out: Sequence[str] = ()) -> dict[str, Any
     logs = _logs(rows)
     total, count = sum(logs), len(rows)
     errors = [exp((total - own) / (count - 1) - own) - 1 for own in logs]
-    return {"rows": count, "constant": exp(total / count)} | _scores(rows, errors, left_out)
+    plain = {name: round(exp(-own) - 1, 4) for (name, _, _), own in zip(rows, logs, strict=True)}  # without a constant
+    return {"rows": count, "constant": exp(total / count), "plain": plain} | _scores(rows, errors, left_out)
 
 
 def waits(rows: Sequence[Timed], left_out: Sequence[str] = ()) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median
 
-from trainplan.bench.published.rows import Constants, Row, gpts, score
+from trainplan.bench.published.rows import Constants, Row, as_asked, gpts, score
 from trainplan.cluster.parse import cluster
 from trainplan.plan.plan import plan
 
@@ -63,8 +63,9 @@ def sharded(folder: Path, say: Callable[[str], None]) -> dict[str, object]:
         scores = score(rest, constants)
         errors += [abs(row.predicted(constants) / row.seconds - 1) for row in rest]
         plain = score(own, known | {"sustained": 1.0})
-        found[name] = {"labelled": len(few), "sustained": sustained, "without": plain["mean"]} | {
-            key: scores[key] for key in ("rows", "mean", "median", "worst", "bias")
-        }
+        found[name] = {
+            "labelled": len(few), "sustained": sustained, "without": plain["mean"], "scaled": as_asked(own),
+            **{key: scores[key] for key in ("rows", "mean", "median", "worst", "bias")},
+        }  # fmt: skip
     found["mean"] = mean(errors)
     return found

@@ -48,7 +48,8 @@ STAND_INS = {
 # How much more the error is of a device that is scaled: what the fastest products of three devices differ by when all
 # are scaled by their peaks (A100, H100, B200: 2.5 % in the mean, 3.7 % at most), and a tenth for every factor of e
 # between its rates and those that were measured. The tenth is chosen to cover what published tables of such devices
-# showed: an A100's steps (17 % in the median), an RTX 3090's networks (13 %, with channels last 25 %).
+# showed: an A100's steps (17 % in the median), an RTX 3090's networks (13 %, with channels last 25 %). It is of
+# operators: steps are off by more than these, also where a device is near (`bench/published/elsewhere.py`).
 SCALED_ERROR, APART_ERROR = 0.03, 0.1
 
 
