@@ -1,5 +1,6 @@
 """Settings that every test shares."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ import forks
 import turns
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests start hundreds of processes. Where Python is told to keep no bytecode, each would compile all of our files anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # No deadline: an example may be slow because of others. The same examples every time: what passed here passes there,
 # and who looks for new ones says so (`pytest --hypothesis-profile hunt tests/solve`).
 settings.register_profile("shared machine", deadline=None, derandomize=True)
@@ -38,6 +42,11 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: turns.place(item.nodeid))
+
+
+def pytest_collection_finish():
+    """What is there by now stays: the garbage collector need not visit a million objects again and again."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):

@@ -10,6 +10,7 @@ touched it before, which an import might.)
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -42,6 +43,7 @@ def _work(rank: int, world: int, store: str, pipe: Connection) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
+    gc.freeze()  # what was imported stays: to visit it again and again would disturb what is measured
     while True:
         job = pipe.recv()
         if job is None:
