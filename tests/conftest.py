@@ -10,6 +10,7 @@ from hypothesis import settings
 
 import evidence
 import forks
+import temporary
 import turns
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,6 +33,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    config.pluginmanager.register(temporary)
     config.addinivalue_line("markers", "system(key, letter): this test backs a letter (P, S, R) of a system")
     config.stash[EVIDENCE] = evidence.Evidence(config)
     config.pluginmanager.register(config.stash[EVIDENCE])

@@ -31,8 +31,13 @@ def processes(folder: Path) -> list[int]:
 
 
 @pytest.mark.usefixtures("quick_start")
-def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path) -> None:
+def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "temporary"
+    elsewhere.mkdir()
+    monkeypatch.setenv("TMPDIR", str(elsewhere))
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     result = run(MODEL, PIPELINE, steps=4, batch=8, out=tmp_path, show=False)
+    assert list(elsewhere.iterdir()) == []
     assert len(result.losses) == len(result.step_seconds) == 4
     assert result.losses[0] == pytest.approx(
         run(MODEL, plan(blocks=4), steps=1, batch=8, show=False).losses[0], rel=1e-5

@@ -33,7 +33,7 @@ from trainplan import files
 from trainplan.engine.checkpoint_folder import latest, put_back, read_about
 from trainplan.engine.faults import failure, gone
 from trainplan.engine.job import Job
-from trainplan.engine.launch import end, environment, gather, torchrun
+from trainplan.engine.launch import end, for_torchrun, gather, torchrun
 from trainplan.engine.measurement import RunResult
 from trainplan.engine.trainer import StepResult
 from trainplan.engine.workers import Workers
@@ -149,10 +149,10 @@ class _Training(Generic[A]):
     def _attempt(self, plan: Plan) -> tuple[int, tuple[A, tuple[int, ...]] | None]:
         """The code that torchrun ended with; and the change for which it was ended, with its devices, if it was."""
         self.seen = _Seen(time.monotonic())
-        with self._log.open("w") as log:
+        with self._log.open("w") as log, for_torchrun() as own:
             process = subprocess.Popen(
                 torchrun(self.job.save(), plan.world), stdout=subprocess.PIPE, stderr=log, text=True,
-                start_new_session=True, env=environment(),
+                start_new_session=True, env=own,
             )  # fmt: skip
             assert process.stdout is not None
             listener = threading.Thread(target=self._listen, args=(process.stdout, log), daemon=True)

@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +176,17 @@ def environment() -> dict[str, str]:
     return found
 
 
+@contextmanager
+def for_torchrun() -> Iterator[dict[str, str]]:
+    """The environment of a torchrun: it makes a folder for files of its own, and would leave it behind."""
+    with tempfile.TemporaryDirectory(prefix="trainplan-torchrun-", ignore_cleanup_errors=True) as folder:
+        yield {"PET_LOG_DIR": folder, **environment()}
+
+
 def _wait(command: list[str], said: Path, show: bool) -> int:
     """Run the command in a process group of its own; whatever happens here, none of its processes stays."""
-    with said.open("w") as log:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=environment()
-        )
+    with said.open("w") as log, for_torchrun() as own:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=own)
         try:
             assert process.stdout is not None
             for line in process.stdout:
