@@ -22,7 +22,7 @@ _KEPT: dict[str, "Seen"] = {}
 
 @dataclass(frozen=True)
 class Seen:
-    """What the ranks of a run did in its last steps: not what they trained, whose tensors hold on to open files."""
+    """What the ranks of a run did in its last steps: not what they trained, which nobody asks for again."""
 
     events: dict[int, list[Event]]
     agendas: list[list[Agendas]]  # of every rank, where the exchange was decided while running

@@ -59,8 +59,8 @@ def _work(rank: int, world: int, store: str, pipe: Connection) -> None:
 
 
 class _ByValue(pickle.Pickler):
-    """Tensors go with the rest. Torch's own way, by shared memory, takes a file, a socket and a thread's turn of each of
-    thousands of small ones, and whoever has got them keeps as many files open."""
+    """Tensors go with the rest. Torch's own way, by shared memory, takes a file and a socket of each of thousands of
+    small ones, and whoever has got them keeps as many files open."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor or value.device.type != "cpu" or value.layout is not torch.strided:

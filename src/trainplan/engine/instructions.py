@@ -50,16 +50,16 @@ def instructions(program: Program, rank: int) -> list[Instruction]:
     for op in program.lists.row(rank):
         for value in program.reads.row(int(op)):
             maker = int(program.value_maker[value])
-            if program.kind[op] in SENDS:
+            if int(program.kind[op]) in SENDS:  # a number of numpy's asks an enumeration for dozens of attributes
                 sender[int(value)] = int(op)
-            elif program.value_kind[value] == Value.BOUNDARY and _crosses(program, maker, int(op)):
+            elif int(program.value_kind[value]) == Value.BOUNDARY and _crosses(program, maker, int(op)):
                 handed.setdefault(int(value), int(op))
     return [_instruction(program, int(op), rank, sender, handed) for op in program.lists.row(rank)]
 
 
 def _crosses(program: Program, maker: int, reader: int) -> bool:
     """Whether a value is handed from one stage to another without a message."""
-    if maker < 0 or program.kind[maker] not in _COMPUTE or program.kind[reader] not in _COMPUTE:
+    if maker < 0 or int(program.kind[maker]) not in _COMPUTE or int(program.kind[reader]) not in _COMPUTE:
         return False
     return bool(program.stage[maker] != program.stage[reader])
 
@@ -72,20 +72,21 @@ def _instruction(
     makes = [int(v) for v in program.makes.row(op) if program.value_rank[v] in (rank, -1)]
     here = [v for v in makes if program.value_rank[v] == rank]
 
-    made_by_forward = {v: program.kind[program.value_maker[v]] == Kind.F for v in reads if v in handed}
+    made_by_forward = {v: int(program.kind[program.value_maker[v]]) == Kind.F for v in reads if v in handed}
 
     def came(through: Kind, forward: bool) -> Ends:
         found = []
         for value in reads:
             maker = int(program.value_maker[value])
-            if maker >= 0 and program.kind[maker] == through:
+            if maker >= 0 and int(program.kind[maker]) == through:
                 found.append((value, int(program.peer_stage[maker])))
             elif value in handed and program.stage[maker] != program.stage[op] and made_by_forward[value] == forward:
                 found.append((value, int(program.stage[maker])))
         return tuple(found)
 
     def leaves(through: Kind) -> Ends:
-        found = [(v, int(program.peer_stage[sender[v]])) for v in makes if program.kind[sender.get(v, op)] == through]
+        sent = [v for v in makes if int(program.kind[sender.get(v, op)]) == through]
+        found = [(v, int(program.peer_stage[sender[v]])) for v in sent]
         if (kind is Kind.F) == (through is Kind.SEND_F):
             found += [(v, int(program.stage[handed[v]])) for v in makes if v in handed]
         return tuple(found)
@@ -98,9 +99,9 @@ def _instruction(
         reads=tuple(reads),
         frees=tuple(int(v) for v in program.frees.row(op) if program.value_rank[v] in (rank, -1)),
         sent_by=next((int(program.value_maker[v]) for v in reads if kind in RECEIVES), -1),
-        made=() if compute else tuple(v for v in here if program.value_kind[v] in _READ),
+        made=() if compute else tuple(v for v in here if int(program.value_kind[v]) in _READ),
         inputs=came(Kind.RECV_F, True) if compute else (), outputs=leaves(Kind.SEND_F) if compute else (),
         gradients=came(Kind.RECV_B, False) if compute else (), backwards=leaves(Kind.SEND_B) if compute else (),
-        saved=tuple(v for v in here if compute and program.value_kind[v] == Value.SAVED),
-        held=tuple(v for v in reads if compute and program.value_kind[v] == Value.SAVED),
+        saved=tuple(v for v in here if compute and int(program.value_kind[v]) == Value.SAVED),
+        held=tuple(v for v in reads if compute and int(program.value_kind[v]) == Value.SAVED),
     )  # fmt: skip

@@ -186,7 +186,9 @@ def for_torchrun() -> Iterator[dict[str, str]]:
 def _wait(command: list[str], said: Path, show: bool) -> int:
     """Run the command in a process group of its own; whatever happens here, none of its processes stays."""
     with said.open("w") as log, for_torchrun() as own:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=own)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=own
+        )
         try:
             assert process.stdout is not None
             for line in process.stdout:

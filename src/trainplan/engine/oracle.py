@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainplan.engine.seeds import seed_of
+from trainplan.engine.seeds import reseed
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import micro_batches, of_replicas
 from trainplan.profile.capture.captured import Captured
@@ -57,7 +57,7 @@ def train_alone(
 
     def forward(piece: Batch, step: int, replica: int, micro: int) -> Any:
         def seeded(block: int) -> None:
-            torch.manual_seed(seed_of(seed, step, replica, micro, block))
+            reseed(seed, step, replica, micro, block)
 
         return stage({}, piece, seeded)[1]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainplan.engine.asynchronous import Applied
 from trainplan.engine.oracle import optimizer_state
-from trainplan.engine.seeds import seed_of
+from trainplan.engine.seeds import reseed
 from trainplan.engine.serving import Shard
 from trainplan.engine.weights import weights_of
 from trainplan.errors import RunError
@@ -84,7 +84,7 @@ class _Process:
         for micro, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
 
             def seeded(block: int, micro: int = micro) -> None:
-                torch.manual_seed(seed_of(self.seed, number, worker, micro, block))
+                reseed(self.seed, number, worker, micro, block)
 
             with self.stage.buffers_kept(self.others) if worker else nullcontext():
                 output = self.stage({}, piece, seeded)[1]

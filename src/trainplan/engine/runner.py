@@ -24,7 +24,7 @@ from trainplan.engine.instructions import Instruction, instructions
 from trainplan.engine.loads import Loaded, take
 from trainplan.engine.parcels import Host, Parcel
 from trainplan.engine.recorder import Recorder
-from trainplan.engine.seeds import seed_of
+from trainplan.engine.seeds import reseed
 from trainplan.engine.serving import Shard, Weights
 from trainplan.engine.sharded import Chain, Gathered
 from trainplan.engine.transport import Arrivals, Form, Gloo, Message, Pending
@@ -344,6 +344,6 @@ class Runner:
         state, part = self.current, self.part
 
         def seed(block: int) -> None:
-            torch.manual_seed(seed_of(part.seed, state.number, part.replica, micro, block))
+            reseed(part.seed, state.number, part.replica, micro, block)
 
         return seed
