@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+AT_ONCE ?= 3
+
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: install recommend test test-slow test-gpu lint benchmarks clean
@@ -23,10 +25,11 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# On two processes: most tests keep one core busy at most. Those that measure time have the machine to themselves.
+# At once: one more than two cores, since tests wait for the processes that they start, and some only sleep. Those that
+# measure time have the machine to themselves.
 # What `make lint` runs is among the tests (tests/test_lint.py).
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" tests
+	$(BIN)/python -m pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" tests
 
 test-slow: install
 	$(BIN)/python -m pytest -m "slow and not gpu" tests

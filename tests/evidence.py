@@ -86,7 +86,7 @@ class Evidence:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        # Of the processes of `pytest -n 2`, only the one that hears of all tests knows.
+        # Of the processes of `pytest -n 3`, only the one that hears of all tests knows.
         if not hasattr(self.config, "workerinput") and not self.config.option.collectonly and self.unbacked():
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 

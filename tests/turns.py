@@ -1,6 +1,6 @@
 """Tests in several processes, and tests that measure time alone: a pytest plugin.
 
-Under `pytest -n 2` a test marked `alone` waits until those that run in other processes are over, and no other starts
+Under `pytest -n 3` a test marked `alone` waits until those that run in other processes are over, and no other starts
 before it has ended. Everybody takes their turn at a first lock; whoever wants to be alone keeps it, so that those who
 do not mind company cannot keep overtaking. Several such tests in a row are alone together: between any two of them the
 other process would start one of its own, which may be a long one, and this one would wait for it.
