@@ -56,6 +56,22 @@ def test_a_part_goes_as_long_as_any_credit_is_left() -> None:
     assert choose(rule, {0, 1}, flying={2}) == ((1,),)
 
 
+@given(st.lists(st.lists(st.integers(1, 9), max_size=3), max_size=8), st.integers(1, 30), st.sampled_from([None, 64]))
+def test_a_round_waits_for_as_many_as_leave_credit(rounds: list[list[int]], credit: int, fused: int | None) -> None:
+    """By the definition: of all buffers before it, the fewest that leave less than the credit on their way; and never
+    fewer than a round before it had to wait for."""
+    sizes = tuple(size for buffers in rounds for size in buffers)
+    parts = iter(range(len(sizes)))
+    agenda = tuple(tuple((next(parts),) for _ in buffers) for buffers in rounds)
+    found = landed_first(Rule(sizes, credit=credit, threshold=fused), agenda)
+    before = 0
+    for number, buffers in enumerate(rounds):
+        gone = [size for earlier in rounds[:number] for size in earlier]
+        fewest = next(n for n in range(len(gone) + 1) if sum(gone[n:]) < credit) if buffers else 0
+        before = max(before, len(gone) if fused else fewest)
+        assert found[number] == before
+
+
 def test_by_priority_small_parts_go_side_by_side() -> None:
     """Up to `fill`, those that are needed first, and only of one type; a long one goes as before."""
     rule = Rule(sizes=(9, 2, 2, 2, 2), first_use=(4, 3, 2, 1, 0), types=tuple("fffhf"), fill=6)

@@ -17,8 +17,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from trainplan.program.agenda import Agenda, Buffer, Rule, choose, worth
+from trainplan.program.agenda import Agenda, Buffer, Rule, choose
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def _when(
     """When a rank comes to the next round: it has enough to send, and credit; and where nothing went in the last one,
     which it came to at `told`, something has changed since."""
     order = sorted(left, key=lambda part: ready[part])
-    count = bisect_left(range(1, len(order)), True, key=lambda few: worth(rule, order[:few], left)) + 1
+    # The first few that are worth a round (`agenda.worth`): they fill it, or there are no others.
+    filled = list(accumulate(rule.sizes[part] for part in order))
+    count = bisect_left(filled, rule.fill, 0, len(order) - 1) + 1
     at = max(free, ready[order[count - 1]])
     flying = 0
     for buffer, _, end in reversed(sent):  # they arrive in the order in which they went

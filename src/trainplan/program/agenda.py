@@ -161,13 +161,17 @@ def landed_first(rule: Rule, agenda: Agenda) -> list[int]:
     """
     gone: list[int] = []  # bytes of every buffer that has gone
     found: list[int] = []
+    flying = landed = 0  # bytes that are on their way once so many have arrived; whoever had to wait, those after it do
     for buffers in agenda:
-        flying, landed = sum(gone), len(gone) if rule.fuses else 0  # who sums in turn waits for everything
+        if rule.fuses:  # who sums in turn waits for everything
+            landed = len(gone)
         while landed < len(gone) and buffers and flying >= rule.credit:
             flying -= gone[landed]
             landed += 1
-        found.append(max(landed, found[-1] if found else 0))
-        gone += [sum(rule.sizes[part] for part in buffer) for buffer in buffers]
+        found.append(landed)
+        sizes = [sum(rule.sizes[part] for part in buffer) for buffer in buffers]
+        gone += sizes
+        flying += sum(sizes)
     return found
 
 
