@@ -11,6 +11,7 @@ its own gradients alone, and so does the next forward pass of that block.
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import cache
 
 import numpy as np
 
@@ -105,6 +106,7 @@ def _rounds(
     told = found.shared(Kind.NEGOTIATE, [stage] * count, units)[:, step]
     ticks = [found.once(Kind.TICK, holdings, r)[:, step] for r in units] if rule.fuses else []
 
+    @cache
     def everywhere(op: int) -> Ints:
         return np.full(len(home), op, dtype=np.int64)
 
