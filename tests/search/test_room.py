@@ -1,6 +1,8 @@
 """What is recommended is said to fit by whoever predicts it, at the edge of memory too: torch's allocator decides."""
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,17 +10,21 @@ import pytest
 from search.models import model
 from search.spaces import simulated
 from trainplan.cluster.parse import cluster
+from trainplan.errors import PlanError
 from trainplan.plan.plan import plan
 from trainplan.plan.text import text
+from trainplan.predict.accuracy import plan_kind
 from trainplan.predict.predict import MEMORY_MARGIN, Prediction, predict
 from trainplan.profile.estimate import estimate
 from trainplan.profile.profile import Profile
 from trainplan.report.answers import Predicted
+from trainplan.search import recommend as search
 from trainplan.search.answer import overfull
 from trainplan.search.best_first import best_first
 from trainplan.search.columns import Space, space
 from trainplan.search.recommend import recommend
 from trainplan.solve.limits import limited
+from trainplan.solve.preload import brought
 from trainplan.units import MIB
 from trainplan.workload.load import load
 
@@ -128,3 +134,38 @@ def test_it_is_told_in_the_same_words(profiles: dict[str, Profile], edges: dict[
             assert not answer.ranked or answer.best.plan != p.plan
             return
     pytest.fail("no plan was turned down by the allocator alone")
+
+
+def test_where_a_batch_has_no_room_the_next_plan_is_taken(
+    profiles: dict[str, Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if no rank of replicas had room for the batch that it loads: they are passed over, and the search goes on."""
+    profile, here = profiles["made up"], cluster(WHERE["made up"])
+    before = recommend(profile, here, BATCH)
+    assert before.best.plan.dp == 2
+    left = [row.prediction for row in before.ranked if row.prediction.plan.dp == 1]
+
+    def short(found: Prediction, *where: Any) -> Prediction:
+        ready = brought(found, *where)
+        return replace(ready, tensors_fit=ready.plan.dp == 1)
+
+    monkeypatch.setattr(search, "brought", short)
+    after = recommend(profile, here, BATCH)
+    assert {row.prediction.plan.dp for row in after.ranked} == {1}
+    assert plan_kind(after.best.plan) == plan_kind(left[0].plan)
+    assert after.best.step_s <= left[0].step_s  # the first is tried out further than those behind it
+    assert after.considered == before.considered
+    assert after.pruned >= 0
+
+
+def test_where_no_batch_has_room_nothing_is_offered(
+    profiles: dict[str, Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile, here = profiles["made up"], cluster(WHERE["made up"])
+    monkeypatch.setattr(search, "brought", lambda found, *where: replace(brought(found, *where), tensors_fit=False))
+    blocks = len(profile.blocks)
+    answer = recommend(profile, here, BATCH, among=[plan(blocks=blocks), plan(dp=2, blocks=blocks)])
+    assert not answer.ranked
+    assert answer.rejected
+    with pytest.raises(PlanError, match="more memory"):
+        answer.best  # noqa: B018

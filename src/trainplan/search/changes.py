@@ -33,6 +33,11 @@ def smallest_change(rejected: Prediction, world: int, attempt: Try) -> str:
         if found is not None and found.fits:
             return f"--batch {batch} (peak {gib(found.peak_bytes)})"
         batch //= 2
+    return more_memory(rejected)
+
+
+def more_memory(rejected: Prediction) -> str:
+    """Where no change of a plan helps."""
     return f"devices with {gib(rejected.over_bytes)} more memory, or more of them"
 
 

@@ -136,11 +136,16 @@ class Closer:
         """Bytes of every rank that are there all the time; or at the optimizer's `step`, with all gradients."""
         share = 1 / sketch.sharers
         kept = step or sketch.dp * sketch.lines > 1
-        whole = small.weights * (share if sketch.zero == 3 else 1.0) + small.states * (share if sketch.zero else 1.0)
-        if kept:
-            whole = whole + small.gradients * (share if sketch.zero > 1 else 1.0)
         rank, stage = _held(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
-        found: Floats = np.bincount(rank, np.add.reduceat(whole, [0, *stages])[stage]).astype(np.float64)
+        whole = small.weights * (share if sketch.zero == 3 else 1.0) + small.states * (share if sketch.zero else 1.0)
+        own: Floats = np.add.reduceat(whole, [0, *stages])[stage]
+        if kept:
+            come: Floats = np.add.reduceat(small.gradients, [0, *stages])[stage] * (share if sketch.zero > 1 else 1.0)
+            # In the middle of an odd number of ranks both directions pass one copy of a stage: then nothing is summed,
+            # and gradients come with backward passes.
+            summed = step or sketch.dp > 1 or np.bincount(stage)[stage] > 1
+            own = own + come * summed
+        found: Floats = np.bincount(rank, own).astype(np.float64)
         for blocks, weights, gradients, states in small.tied:
             using = np.searchsorted(stages, blocks, side="right")
             others = np.zeros(sketch.pp, dtype=bool)

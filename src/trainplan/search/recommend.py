@@ -22,8 +22,9 @@ from trainplan.predict.planned import planned
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.search.accuracy import asynchronous
-from trainplan.search.answer import TOP, Missed, Progress, Ranked, Recommendation
+from trainplan.search.answer import TOP, Missed, Progress, Ranked, Recommendation, Rejected, overfull
 from trainplan.search.best_first import WORK, Outcome, best_first, cost
+from trainplan.search.changes import more_memory
 from trainplan.search.columns import Space, of, space
 from trainplan.search.distinct import HARDLY
 from trainplan.search.likely import likely
@@ -75,31 +76,32 @@ def recommend(
     first = plan(blocks=len(profile.blocks), precision=precision)  # one device
     whole = wishes.allowed(whole)
     objective, report = wishes.best, progress or _silent
-    left, simulated = whole, 0
+    left = whole
     while True:
         found = best_first(left, top, WORK, objective, report, wishes.meets, wishes.possible)
         if wishes.study is not None and not wishes.synchronous:
             for p in asynchronous(wishes.study, profile, cluster, batch, wishes.devices or cluster.world):
                 found.standing.add(p)
         ranked, without_room = _refined(found)
-        simulated += found.standing.simulated
-        if not without_room:
+        keep = ~np.isin(np.arange(len(left)), list(without_room))
+        if keep.all() or not keep.any():
             break
-        left = left.only(~np.isin(np.arange(len(left)), without_room))  # the next is taken, as if these were not there
+        left = left.only(keep)  # the next is taken, as if the others were not there
     single = draft(first, cluster, batch, Tables(planned(first, profile, cluster)))
     missed = [] if ranked else _nearest(whole, wishes, report)
     if not ranked and not missed:
-        before = found.standing.simulated
         ranked = _offloaded(found)
-        simulated += found.standing.simulated - before
     ranked = sorted(filter(wishes.meets, ranked), key=objective.value)
+    turned_down = rejected(found, ranked[0].step_s if ranked else float("inf"))
+    if not ranked and not turned_down:
+        turned_down = [Rejected(p, overfull(p), more_memory(p)) for p in without_room.values()]
     return Recommendation(
         ranked=tuple(_ranked(p, ranked[0], profile, cluster, wishes) for p in ranked),
-        rejected=tuple(rejected(found, ranked[0].step_s if ranked else float("inf"))) if not missed else (),
+        rejected=tuple(turned_down) if not missed else (),
         single=single,
         note=_note(single, ranked, wishes, found.left),
         considered=len(whole),
-        simulated=simulated,
+        simulated=found.standing.simulated + len(whole) - len(left),
         left=found.left,
         floor_s=found.bound if found.left and objective is TIME else None,
         seconds=time.perf_counter() - started,
@@ -163,11 +165,11 @@ def _note(single: Prediction, ranked: list[Prediction], wishes: Wishes, left: in
     return f"it fits on one device: {alone}, {seconds(single.step_s)} a step" + (f", but {missed}" if missed else "")
 
 
-def _refined(found: Outcome) -> tuple[list[Prediction], list[int]]:
-    """The rows of the table, with their cuts, buckets, exchanges and loads as the clock likes them best; and rows of
-    the space that have no room for their batches, however these come."""
+def _refined(found: Outcome) -> tuple[list[Prediction], dict[int, Prediction]]:
+    """The rows of the table, with their cuts, buckets, exchanges and loads as the clock likes them best; and, by row of
+    the space, those that have no room for their batches, however these come."""
     cluster, batch = found.space.cluster, found.space.batch
-    refined, without_room = list[Prediction](), list[int]()
+    refined, without_room = list[Prediction](), dict[int, Prediction]()
     for p in found.standing.shown():
         row, chosen = found.standing.rows[id(p)], p
         tables = found.tables(row)
@@ -186,7 +188,7 @@ def _refined(found: Outcome) -> tuple[list[Prediction], list[int]]:
         if ready.fits:
             refined.append(ready)
         else:
-            without_room.append(row)
+            without_room[row] = ready
     return refined, without_room
 
 
