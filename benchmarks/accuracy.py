@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="of a plan in a round")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--workloads", nargs="+", default=[])
+    parser.add_argument("--workloads", nargs="+", default=[], choices=sorted(BATCHES))
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing for each profile")
     parser.add_argument("--keep", type=Path, help="folder for the profiles and the cluster")
     limit.add_option(parser)

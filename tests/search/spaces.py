@@ -10,6 +10,7 @@ from search.models import model
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.overrides import with_overrides
 from trainplan.cluster.parse import cluster
+from trainplan.plan.plan import WORDS
 from trainplan.predict.predict import Prediction
 from trainplan.search.closer import Closer
 from trainplan.search.columns import Space, space
@@ -28,8 +29,9 @@ def mixed(first: str, second: str) -> Cluster:
     return replace(one, name=f"2x{first} and 2x{second}", nodes=(one.nodes[0], other.nodes[0]))
 
 
-def some_space(seed: int, most: int) -> Space:
-    """So many of the plans for some model on some cluster, at most."""
+def some_space(seed: int, most: int, tied: bool = False, **only: int | str) -> Space:
+    """So many of the plans for some model on some cluster, at most. `tied`: its first and last block share weights.
+    `only`: those with these fields."""
     rng = random.Random(seed)
     where = mixed(*rng.sample(KINDS, 2)) if rng.random() < 0.3 else cluster(rng.choice(ALIKE))
     device = where.device(0).name
@@ -42,7 +44,9 @@ def some_space(seed: int, most: int) -> Space:
         where = replace(where, backend="gloo")
     weights, boundary = rng.choice([1, 16, 64]) * MIB, rng.choice([10**4, 10**6])
     blocks, in_parts = rng.choice([3, 5, 8]), rng.random() < 0.7
-    profile = model(seed, blocks, device, in_parts, weights=weights, boundary=boundary)
+    profile = model(
+        seed, blocks, device, in_parts, weights=weights, boundary=boundary, tied=((0, blocks - 1),) if tied else ()
+    )
     if rng.random() < 0.4:  # hosts that take their time, optimizers too
         rows = [
             replace(
@@ -56,6 +60,9 @@ def some_space(seed: int, most: int) -> Space:
         own = int(rng.choice([150, 300, 600]) * MIB * rng.uniform(0.7, 1.4))
         where = limited(where, where.device(0).context_bytes + own)
     whole = space(profile, where, rng.choice([7, 16]))
+    for field, value in only.items():
+        number = WORDS[field].index(value) if isinstance(value, str) else value
+        whole = whole.only(whole.column(field) == number)
     keep = np.zeros(len(whole), dtype=bool)
     keep[rng.sample(range(len(whole)), min(most, len(whole)))] = True
     return whole.only(keep)

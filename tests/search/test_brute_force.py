@@ -36,10 +36,10 @@ def same(found: Space, everything: Simulated, objective: Objective, top: int) ->
     return answer
 
 
-@pytest.mark.parametrize("seed", [4, 7, 8, 11, 19])
-def test_a_few_random_spaces(seed: int) -> None:
-    """Devices alike and mixed, alone and beside others, with room and without."""
-    found = some_space(seed, 24)
+@pytest.mark.parametrize(("seed", "tied"), [(4, False), (7, False), (8, False), (11, True), (19, False), (23, True)])
+def test_a_few_random_spaces(seed: int, tied: bool) -> None:
+    """Devices alike and mixed, alone and beside others, with room and without, and weights that two blocks share."""
+    found = some_space(seed, 24, tied)
     everything = simulated(found)
     hold(found, everything)
     for objective, top in ((TIME, 1), (TIME, 4), (MEMORY, 1)):
@@ -48,12 +48,27 @@ def test_a_few_random_spaces(seed: int) -> None:
         same(found, everything, MONEY, 1)
 
 
+@pytest.mark.parametrize("seed", [1039, 1044, 1075])
+def test_of_three_stages_that_go_both_ways_one_rank_alone_has_the_middle_one(seed: int) -> None:
+    """So no bucket keeps the gradients of that one."""
+    found = some_space(seed, 8, schedule="gems", pp=3)
+    assert len(found)
+    hold(found, simulated(found))
+
+
+def test_the_last_pass_may_be_one_that_is_recomputed() -> None:
+    """And gradients are summed beside all of it."""
+    found = some_space(526, 60, tied=True, schedule="gpipe", recompute="except-last", dp=2, pp=2)
+    assert len(found)
+    hold(found, simulated(found))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_two_hundred_random_spaces(part: int) -> None:
     simulations = plans = 0
     for seed in range(1000 + 20 * part, 1000 + 20 * (part + 1)):
-        found = some_space(seed, [100, 200, 400, 2000][seed % 4])
+        found = some_space(seed, [100, 200, 400, 2000][seed % 4], tied=seed % 3 == 0)
         everything = simulated(found)
         hold(found, everything)
         answer = same(found, everything, TIME, 1)

@@ -134,24 +134,18 @@ class Closer:
 
     def _lasting(self, sketch: Plan, stages: tuple[int, ...], small: Blocks, step: bool = False) -> Floats:
         """Bytes of every rank that are there all the time; or at the optimizer's `step`, with all gradients."""
-        share = 1 / sketch.sharers
-        kept = step or sketch.dp * sketch.lines > 1
+        share, first = 1 / sketch.sharers, [0, *stages]
+        lasting = small.weights * (share if sketch.zero == 3 else 1.0) + small.states * (share if sketch.zero else 1.0)
+        kept, coming = _gradients(sketch, stages, small)
+        whole = np.add.reduceat(lasting, first) + kept * (share if sketch.zero > 1 else 1.0) + coming * step
         rank, stage = _held(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
-        whole = small.weights * (share if sketch.zero == 3 else 1.0) + small.states * (share if sketch.zero else 1.0)
-        own: Floats = np.add.reduceat(whole, [0, *stages])[stage]
-        if kept:
-            come: Floats = np.add.reduceat(small.gradients, [0, *stages])[stage] * (share if sketch.zero > 1 else 1.0)
-            # In the middle of an odd number of ranks both directions pass one copy of a stage: then nothing is summed,
-            # and gradients come with backward passes.
-            summed = step or sketch.dp > 1 or np.bincount(stage)[stage] > 1
-            own = own + come * summed
-        found: Floats = np.bincount(rank, own).astype(np.float64)
+        found: Floats = np.bincount(rank, whole[stage]).astype(np.float64)
         for blocks, weights, gradients, states in small.tied:
             using = np.searchsorted(stages, blocks, side="right")
             others = np.zeros(sketch.pp, dtype=bool)
             others[rank[np.isin(stage, using)]] = True
             others[rank[stage == using[0]]] = False  # of the first of the blocks it is counted already
-            found[others] += weights + states + gradients * kept
+            found[others] += weights + states + gradients * step
         return found
 
     def _early(self, sketch: Plan, stages: tuple[int, ...], small: Blocks) -> float:
@@ -168,19 +162,18 @@ class Closer:
         at the optimizer's step."""
         order = sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs
         kept = _KEPT.get(sketch.recompute, "saved")
-        grows = sketch.dp * sketch.lines == 1  # gradients are there from the first backward pass of a stage on
-        key = small, large, larger, stages, kept, order, sketch.micro, grows
+        key = small, large, larger, stages, kept, order, sketch.micro, sketch.dp > 1
         if key not in self._flying:
             self.cut_work += _ORDER * sketch.micro * (1 + len(stages))
             each = np.array([np.add.reduceat(getattr(part, kept), [0, *stages]) for part in (small, large)])
-            gradients = np.add.reduceat(small.gradients, [0, *stages]) * grows
+            _, coming = _gradients(sketch, stages, small)
             found = []
             for stage, micro, sign in _passes(*order, sketch.micro):
                 change = sign * each[(micro < larger).astype(np.int64), stage]
-                if grows:
+                if coming.any():
                     back = np.flatnonzero(sign < 0)
                     own, first = np.unique(stage[back], return_index=True)
-                    change[back[first]] += gradients[own]
+                    change[back[first]] += coming[own]
                 found.append(np.cumsum(change).max())
             self._flying[key] = np.array(found)
         always = self._lasting(sketch, stages, small)
@@ -232,6 +225,20 @@ def _held(schedule: str, pp: int, chunks: int, pairs: int) -> tuple[Ints, Ints]:
     lines = plan(pp=pp, schedule=schedule, chunks=chunks, pairs=pairs, blocks=pp * chunks).placement
     held = np.unique([(rank, stage) for line in lines for stage, (rank,) in enumerate(line)], axis=0)
     return held[:, 0].copy(), held[:, 1].copy()
+
+
+def _gradients(sketch: Plan, stages: tuple[int, ...], small: Blocks) -> tuple[Floats, Floats]:
+    """Of every stage, bytes of gradients that are there all the time, since buckets keep them; and of those that come
+    with its first backward pass and go with the optimizer's step. Buckets have what goes to other ranks that hold the
+    stage; not what several stages use, which goes by itself."""
+    first = [0, *stages]
+    _, stage = _held(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
+    whole, own = np.add.reduceat(small.gradients, first), np.add.reduceat(small.alone, first)
+    for blocks, _, gradients, _ in small.tied:
+        using = np.searchsorted(stages, blocks, side="right")
+        own[using[0]] += gradients * (using[0] == using[-1])
+    kept = own * (sketch.dp * np.bincount(stage) > 1)
+    return kept, whole - kept
 
 
 def adds(sketch: Plan) -> int:
@@ -289,12 +296,12 @@ def _summing(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, shared: Floa
     begins the next step."""
     if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD or not shared.any():
         return 0.0
-    first, full = [0, *stages], sketch.recompute == "full"
+    first, full, again = [0, *stages], sketch.recompute == "full", sketch.recompute in ("full", "except-last")
     each = np.add.reduceat(blocks.once + blocks.again * full, first)
     adding = np.add.reduceat(blocks.adding, first)
     own = sketch.micro * each + adds(sketch) * adding
     work = np.bincount(np.arange(len(first)) % sketch.pp, weights=own)
-    last = (np.add.reduceat(blocks.once - blocks.again * (not full), first) + adding)[: sketch.pp]
+    last = (np.add.reduceat(blocks.once - blocks.again * (not again), first) + adding)[: sketch.pp]
     return float((work - last + np.add.reduceat(shared, first)[: sketch.pp]).max())
 
 
@@ -309,7 +316,9 @@ def _when_cut(
     adding = np.add.reduceat(small.adding, first)
     own = (micro - larger) * each[0] + larger * each[1] + adds(sketch) * adding  # of all micro-batches
     if sketch.schedule == "gems":
-        return small.forward + micro * (small.backward + float(small.adding.sum()))
+        # Of an odd number of stages one rank alone has the middle one, and finds no gradients at first.
+        alone = float(adding[sketch.pp // 2]) if sketch.pp % 2 and sketch.dp == 1 else 0.0
+        return small.forward + micro * (small.backward + float(small.adding.sum())) - alone
     if sketch.pairs > 1:
         return float(own.sum()) / sketch.pp
     if sketch.schedule in TWO_WAYS:

@@ -22,7 +22,7 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan, plan
 from trainplan.plan.rules import SPLIT_BACKWARD
 from trainplan.program.ops import Kind
-from trainplan.program.program import Ints
+from trainplan.program.program import Bools, Ints
 from trainplan.program.schedules import Orders, orders_of
 from trainplan.search.blocks import Blocks
 from trainplan.search.talk import sent
@@ -57,11 +57,12 @@ def in_order(
     )  # fmt: skip
     orders = orders_of(whole)
     begin, stage, micro, goes_back = orders.once("passes alone", lambda: _passes(orders))
+    kept = sketch.dp * orders.once("copies", lambda: copies(orders, len(first))) > 1  # gradients, in buckets
     # Micro-batches that are recomputed: all of them, or all but the last.
     again = {"full": sketch.micro, "except-last": sketch.micro - 1}.get(sketch.recompute, 0)
     return float(
         _played(
-            begin, stage, micro, goes_back, forward, backward, adding, there, back, sketch.micro, larger, again, several
+            begin, stage, micro, goes_back, forward, backward, adding, there, back, sketch.micro, larger, again, kept
         )
     )
 
@@ -70,14 +71,20 @@ def behind(sketch: Plan, stages: tuple[int, ...], small: Blocks, sums: float) ->
     """Seconds that come between the last pass of a step and the next step, at least: the first stage's optimizer step,
     and its `sums` as far as they take longer than the pass beside which they can begin."""
     own = slice(0, stages[0])
+    again = sketch.recompute in ("full", "except-last")  # the last pass is not always the last micro-batch's
     step = float(small.stepping[own].sum()) / (sketch.sharers if sketch.zero else 1)
     if sketch.lines > 1:
         return step
-    last = small.once[own].sum() - (sketch.recompute != "full") * small.again[own].sum() + small.adding[own].sum()
+    last = small.once[own].sum() - (not again) * small.again[own].sum() + small.adding[own].sum()
     return step + max(0.0, sums - float(last))
 
 
-def _passes(orders: Orders) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
+def copies(orders: Orders, stages: int) -> Ints:
+    """Of every stage, how many ranks pass it."""
+    return np.bincount(np.concatenate([np.unique(order[:, 2]) for order in orders]), minlength=stages)
+
+
+def _passes(orders: Orders) -> tuple[Ints, Ints, Ints, Bools]:
     """The lists of all ranks, one after the other: where each begins, and of every pass its stage, its micro-batch, and
     whether it goes back."""
     begin = np.cumsum([0, *map(len, orders)])
@@ -87,8 +94,8 @@ def _passes(orders: Orders) -> tuple[Ints, Ints, Ints, NDArray[np.bool_]]:
 
 @njit(cache=True)
 def _played(
-    begin: Ints, stage: Ints, micro: Ints, goes_back: NDArray[np.bool_], forward: Floats, backward: Floats,
-    adding: Floats, there: Floats, back: Floats, count: int, larger: int, again: int, kept: bool,
+    begin: Ints, stage: Ints, micro: Ints, goes_back: Bools, forward: Floats, backward: Floats,
+    adding: Floats, there: Floats, back: Floats, count: int, larger: int, again: int, kept: Bools,
 ) -> float:  # fmt: skip
     """When the last pass is over. Ranks go on in turn, each as far as what it reads is there."""
     ranks, stages = len(begin) - 1, len(adding)
@@ -97,7 +104,7 @@ def _played(
     for rank in range(ranks):
         for k in range(begin[rank], begin[rank + 1]):
             home[stage[k], micro[k]] = rank
-    found = np.full((ranks, stages), kept)  # whether a rank has gradients of a stage that a pass adds to
+    found = np.zeros((ranks, stages), np.bool_) | kept  # whether a rank has gradients of a stage that a pass adds to
     at, free, left = begin[:-1].copy(), np.zeros(ranks), len(stage)
     while left:
         before = left

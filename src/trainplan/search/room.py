@@ -51,7 +51,8 @@ class Columns(NamedTuple):
 
     left: Floats  # what is kept, kind, block: bytes that a micro-batch leaves
     weights: Floats  # kind, block
-    gradients: Floats
+    gradients: Floats  # that the optimizer steps by
+    bucketed: Floats  # … that are there all the time where buckets keep them, whatever the cuts
     states: Floats
     small: Ints  # row: kind of its smaller micro-batches, and of its larger ones
     large: Ints
@@ -69,8 +70,8 @@ class Columns(NamedTuple):
 
 def columns(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger: Ints) -> Columns:
     """`parts`: the kinds of micro-batches that there are."""
-    names = ("saved", "read", "least", "weights", "gradients", "states")
-    saved, read, least, weights, gradients, states = (
+    names = ("saved", "read", "least", "weights", "gradients", "alone", "states")
+    saved, read, least, weights, gradients, alone, states = (
         np.array([getattr(part, name) for part in parts]) for name in names
     )
     pp, micro, zero, chunks, pairs, schedule = (
@@ -79,7 +80,7 @@ def columns(space: Space, parts: list[Blocks], small: Ints, large: Ints, larger:
     # Of stages with several ranks none has more than one micro-batch for certain, as in an order that is none of these.
     schedule = np.where(space.column("spread") > 0, WORDS["schedule"].index("naive"), schedule)
     return Columns(
-        np.stack([saved, read, least]), weights, gradients, states, small, large, larger,
+        np.stack([saved, read, least]), weights, gradients, alone, states, small, large, larger,
         _KEPT[space.column("recompute")], space.column("dp") > 1, sharers(space), pp, micro, zero, chunks, pairs,
         schedule,
     )  # fmt: skip
@@ -189,7 +190,7 @@ def _fits(of: Columns, row: int, limit: float) -> bool:
         total = flying = have = need = 0.0
         for b in range(blocks):
             total += weight * of.weights[kind, b] + state * of.states[kind, b]
-            total += gradient * of.gradients[kind, b] if kept or copies > 1 else 0.0
+            total += gradient * of.bucketed[kind, b] if kept or copies > 1 else 0.0
             flying += each[b]
         fewest, most = micro, 0
         for rank in range(stages):
@@ -198,7 +199,7 @@ def _fits(of: Columns, row: int, limit: float) -> bool:
             have += limit / (total + held * flying)
         for b in range(blocks):
             own = weight * of.weights[kind, b] + state * of.states[kind, b]
-            own += gradient * of.gradients[kind, b] if kept or copies > 1 else 0.0
+            own += gradient * of.bucketed[kind, b] if kept or copies > 1 else 0.0
             few = (own + fewest * each[b]) / (total + fewest * flying)
             need += copies * min(few, (own + most * each[b]) / (total + most * flying))
         return bool(need <= have)
@@ -208,7 +209,8 @@ def _fits(of: Columns, row: int, limit: float) -> bool:
         total = 0.0
         for b in range(blocks):
             own = weight * of.weights[kind, b] + state * of.states[kind, b]
-            total += copies * (own + (gradient * of.gradients[kind, b] if kept else 0.0)) + held * each[b]
+            own += gradient * of.bucketed[kind, b] if kept or copies > 1 else 0.0
+            total += copies * own + held * each[b]
         return bool(total <= limit * stages)
     block = 0
     for stage in range(stages):
@@ -220,13 +222,15 @@ def _fits(of: Columns, row: int, limit: float) -> bool:
         elif schedule == _EARLY:
             held = min(micro, 2 * (stages - stage) - 1)
         first = min(held, of.larger[row])
-        lasting, grown, flying, last = 0.0, 0.0, 0.0, 0.0
+        lasting, grown, stays, flying, last = 0.0, 0.0, 0.0, 0.0, 0.0
         while block < blocks:
             lasting += weight * of.weights[kind, block] + state * of.states[kind, block]
             grown += gradient * of.gradients[kind, block]
+            if kept:  # what several blocks use is in a bucket where they are one stage for certain
+                stays += gradient * (of.gradients if stages == 1 else of.bucketed)[kind, block]
             flying += (held - first) * each[block] + first * more[block]
             last += more[block]
-            need = lasting + flying + grown if kept else max(lasting + flying, lasting + grown + flying - last)
+            need = max(lasting + flying + stays, lasting + grown + flying - last)
             if need > limit:
                 break
             block += 1
