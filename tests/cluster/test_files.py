@@ -101,7 +101,7 @@ def test_numbers_without_a_short_spelling_survive_the_round_trip():
         disk_rate=1 / 3 * 1e9,
     )
     slow = {"slowdown": Slowdown(send=1 / 0.7, slowed_copy=1.1), "slowdown_of_two": Slowdown(slowed_message=1 / 0.9)}
-    odd = dataclasses.replace(found, nodes=(node,), contention=(1.0, 4 / 3), spread=0.1 / 3, **slow)
+    odd = dataclasses.replace(found, nodes=(node,), contention=(1.0, 4 / 3), hosts=(1.0, 5 / 3), spread=0.1 / 3, **slow)
     assert read_cluster(yaml.safe_load(to_yaml(odd)), "odd") == odd
 
 

@@ -31,5 +31,6 @@ def test_two_workers_share_a_gpu():
     }  # fmt: skip
     assert found.link(0, 1).rate > 1e8
     assert found.contention[1] >= 1.0
+    assert found.hosts[0] == 1.0 <= found.hosts[1] < 10.0
     assert 1.0 <= found.slowdown.copy <= 20.0
     assert all(1.0 <= value <= 20.0 for value in (found.slowdown.slowed_collective, found.slowdown.slowed_copy))

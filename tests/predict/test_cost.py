@@ -11,6 +11,7 @@ from trainplan.plan.plan import plan
 from trainplan.predict import collectives
 from trainplan.predict.cost import Setting, costs
 from trainplan.predict.predict import predict
+from trainplan.profile.profile import Profile
 from trainplan.program.lower import lower
 from trainplan.program.ops import Kind
 
@@ -139,6 +140,41 @@ def test_a_backward_pass_in_pieces_is_dispatched_once() -> None:
     backward = program.kind == Kind.B
     assert run[backward].sum() == 2 * 8.0
     assert issue[backward].sum() == 2 * 0.5
+
+
+def halved(profile: Profile, **issued: tuple[float, ...]) -> Profile:
+    """Backward was measured in two parts, too."""
+    parts = {"backward_input_s": (1.0,) * 2, "backward_weight_s": (1.0,) * 2, "backward_issue_s": (0.5,) * 2}
+    return replace(profile, blocks=tuple(replace(block, **parts, **issued) for block in profile.blocks))
+
+
+def test_both_parts_of_a_backward_pass_are_issued() -> None:
+    """As measured, or else each takes as long to issue as the whole does: torch goes through the graph for each. The
+    first stage has no first part, and its second is the whole pass."""
+    measured = {"backward_input_issue_s": (0.2,) * 2, "backward_weight_issue_s": (0.4,) * 2}
+    choice = plan(pp=2, schedule="zb-h1", micro=2, stages=(2,), blocks=4)
+    for issued, (first, second) in (({}, (0.5, 0.5)), (measured, (0.2, 0.4))):
+        profile = halved(chain(4), **issued)
+        program = lower(choice, profile, 2)
+        _, issue = costs(program, Setting(profile, cluster(backend="nccl")))
+        for kind, wanted in ((Kind.I, (0.0, 2 * first)), (Kind.W, (2 * 0.5, 2 * second))):
+            for stage in (0, 1):
+                found = issue[(program.kind == kind) & (program.stage == stage)]
+                assert len(found)
+                assert found == pytest.approx(wanted[stage]), (issued, kind, stage)
+
+
+@pytest.mark.parametrize(("dp", "times"), [(1, 1.0), (2, 1.5), (4, 2.0)])  # beyond the table's end as at its end
+def test_hosts_of_a_node_are_in_each_others_way(dp: int, times: float) -> None:
+    def issuing(factor: float) -> Profile:
+        issued = {"forward_issue_s": (3.0 * factor,) * 2, "backward_issue_s": (4.0 * factor,) * 2}
+        issued |= {"update_issue_s": 0.5 * factor}
+        return replace(chain(4), blocks=tuple(replace(block, **issued) for block in chain(4).blocks))
+
+    where, choice = cluster(devices=4, backend="nccl"), plan(dp=dp, bucket=10**9, blocks=4)
+    found = predict(choice, issuing(1.0), replace(where, hosts=(1.0, 1.5, 2.0)), 4 * dp).step_s
+    assert found == predict(choice, issuing(times), where, 4 * dp).step_s
+    assert found >= 4 * (3.0 + 4.0 + 0.5) * times
 
 
 def test_passes_after_the_first_add_to_the_gradients() -> None:

@@ -122,6 +122,9 @@ class Cluster:
     # How much slower a device computes when so many devices of its node compute at once (shared memory bandwidth,
     # power): contention[k-1] for k busy devices; 1.0 beyond its end repeats the last.
     contention: tuple[float, ...] = ()
+    # How much longer the host of a device takes to issue work when so many of a node do: cores, and a driver, that they
+    # share. As above; nothing where the host is the device.
+    hosts: tuple[float, ...] = ()
     dispatch_s: float = 0.0  # host time of the engine for one operation, beside the operation itself
     source: str = ""  # "catalogue", "probed 2026-11-15 …", a file
     notes: tuple[str, ...] = ()  # what the short name stood for, printed to the user

@@ -108,6 +108,9 @@ def _measured(cluster: Cluster) -> list[tuple[str, str]]:
     if len(cluster.contention) > 1:
         most = len(cluster.contention)
         rows.append(("busy", f"compute takes {cluster.contention[-1]:.2f} × when {most} devices of a node are at work"))
+    if len(cluster.hosts) > 1:
+        most = len(cluster.hosts)
+        rows.append(("hosts", f"issuing work takes {cluster.hosts[-1]:.2f} × when {most} of a node do"))
     if cluster.spread:
         rows.append(("spread", f"devices that should be equally fast are {percent(cluster.spread)} apart"))
     return rows

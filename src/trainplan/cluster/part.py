@@ -13,7 +13,7 @@ from trainplan.units import some
 def part(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
     """The devices of these ranks, in their order; nodes of which none is left are left out.
 
-    What was measured of so many ranks at a time (collectives, contention) is by their number and stays; how much
+    What was measured of so many ranks at a time (collectives, contention, hosts) is by their number and stays; how much
     compute and communication slow each other down was measured with all devices, so it is told of as many as are left.
 
     >>> from trainplan.cluster.parse import cluster

@@ -16,7 +16,7 @@
       host_memory: 192GB
       cores: 24
       disk: 2GB/s
-    slowdown: {collective: 1.3}         # and what else a probe measures: contention, spread, collectives, dispatch
+    slowdown: {collective: 1.3}         # and what else a probe measures: contention, hosts, spread, collectives, …
 
 A number may carry its source: `rate: {value: 48GB/s, source: measured}`. Unknown keys are errors. A device may be one
 that was measured: `{file: own.json, memory: 70GiB}`, of a file in the same folder (`measured`).
@@ -37,8 +37,8 @@ from trainplan.units import parse_bytes, parse_rate, parse_seconds
 
 BACKENDS = ("gloo", "gloo-staged", "nccl")
 _CLUSTER_KEYS = (
-    "name", "backend", "nodes", "slowdown", "contention", "dispatch", "collectives", "source", "notes", "spread",
-    "slowdown_of_two",
+    "name", "backend", "nodes", "slowdown", "contention", "hosts", "dispatch", "collectives", "source", "notes",
+    "spread", "slowdown_of_two",
 )  # fmt: skip
 _NODE_KEYS = (
     "count", "name", "type", "devices", "inside", "pairs", "network", "host_memory", "cores", "disk",
@@ -81,6 +81,7 @@ def read_cluster(data: Any, where: str) -> Cluster:
         collectives=_read_collectives(data.get("collectives"), f"{where}: collectives"),
         slowdown=_read_slowdown(data.get("slowdown", {}), f"{where}: slowdown"),
         contention=_read_numbers(data.get("contention", []), f"{where}: contention"),
+        hosts=_read_numbers(data.get("hosts", []), f"{where}: hosts"),
         dispatch_s=reading.sourced(data.get("dispatch", 0), f"{where}: dispatch", parse_seconds)[0],
         source=reading.text(data.get("source", f"file {where}"), f"{where}: source"),
         notes=tuple(reading.text(note, f"{where}: notes") for note in data.get("notes") or []),

@@ -42,6 +42,8 @@ def to_yaml(cluster: Cluster) -> str:
         data["slowdown_of_two"] = _slowdown(cluster.slowdown_of_two)
     if cluster.contention:
         data["contention"] = list(cluster.contention)
+    if cluster.hosts:
+        data["hosts"] = list(cluster.hosts)
     if cluster.spread:
         data["spread"] = cluster.spread
     if cluster.dispatch_s:

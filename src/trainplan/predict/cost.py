@@ -38,6 +38,7 @@ class Setting:
     speeds: tuple[float, ...] = ()  # of the device of every rank; none: all as in the profile
     # How many times as long every rank computes because others of its node do too (`contention.py`); none: as if alone.
     contention: tuple[float, ...] = ()
+    world: int = 1  # ranks at work, whose hosts may be in each other's way
     known: dict[str, Efficiency] = field(default_factory=dict, compare=False, repr=False)
     # What was priced here before. (A setting that is made from this one begins with none.)
     prices: dict[CostClass, Price] = field(init=False, default_factory=dict, compare=False, repr=False)
@@ -55,16 +56,25 @@ class Setting:
         contention = self.contention[rank] if self.contention else 1.0
         return contention / self.speeds[rank] if self.speeds else contention
 
+    def host(self, rank: int) -> float:
+        """How much longer the host of a rank takes to issue its work than alone: those of its node do so, too."""
+        table = self.cluster.hosts
+        if not table:
+            return 1.0
+        beside = sum(1 for node, _ in self.cluster.ranks[: self.world] if node == self.cluster.node_of(rank))
+        return table[min(max(beside, 1), len(table)) - 1]
 
-def setting_of(profile: Profile, cluster: Cluster, speeds: tuple[float, ...]) -> Setting:
-    """The setting of ranks that nobody slows down; the same one as long as both are the same objects, so that what one
-    plan has priced another need not."""
+
+def setting_of(profile: Profile, cluster: Cluster, speeds: tuple[float, ...], world: int = 1) -> Setting:
+    """The setting of so many ranks that compute as if alone; the same one as long as both are the same objects, so that
+    what one plan has priced another need not."""
     known = profile.known_settings
     if len(known) >= MOST_SETTINGS:
         known.clear()
-    key = id(cluster), speeds  # which the setting keeps, so that no other gets its id
+    world = world if cluster.hosts else 1
+    key = id(cluster), speeds, world  # which the setting keeps, so that no other gets its id
     if key not in known:
-        known[key] = Setting(profile, cluster, speeds)
+        known[key] = Setting(profile, cluster, speeds, world=world)
     found: Setting = known[key]
     return found
 
@@ -93,6 +103,7 @@ def _begun(c: CostClass, s: Setting) -> float:
 
 def _lanes(c: CostClass, s: Setting, run: float, issue: float) -> tuple[float, float]:
     """A pass of so many seconds on the device, and of the host: of an estimated profile, how well the two overlap."""
+    issue *= s.host(c.rank)
     if s.profile.kind != "estimated":
         return run, issue
     reaches = s.efficiency(c.rank)
@@ -129,14 +140,22 @@ def _accumulation(c: CostClass, s: Setting) -> float:
 def _backward_input(c: CostClass, s: Setting) -> tuple[float, float]:
     if not _comes_in(c, s):
         return 0.0, s.cluster.dispatch_s
-    return s.profile.total("backward_input_s", c.first, c.last, c.samples) * s.slower(c.rank), s.cluster.dispatch_s
+    run = s.profile.total("backward_input_s", c.first, c.last, c.samples)
+    return run * s.slower(c.rank), _issued(c, s, "backward_input_issue_s")
 
 
 def _backward_weight(c: CostClass, s: Setting) -> tuple[float, float]:
     if not _comes_in(c, s):  # all of it
         return _backward(c, s)
     run = s.profile.total("backward_weight_s", c.first, c.last, c.samples) + c.accumulate * _accumulation(c, s)
-    return run * s.slower(c.rank), s.cluster.dispatch_s
+    return run * s.slower(c.rank), _issued(c, s, "backward_weight_issue_s")
+
+
+def _issued(c: CostClass, s: Setting, quantity: str) -> float:
+    """Seconds of the host for a part of a backward pass. Where they were not measured, as many as for the whole: both
+    parts go through the graph."""
+    known = quantity if quantity in s.profile.curves else "backward_issue_s"
+    return s.profile.total(known, c.first, c.last, c.samples) * s.host(c.rank) + s.cluster.dispatch_s
 
 
 def _comes_in(c: CostClass, s: Setting) -> bool:
@@ -203,7 +222,7 @@ def _step(c: CostClass, s: Setting) -> tuple[float, float]:
     longer = s.profile.update_apart if c.apart else 1.0
     run = s.profile.update_s(c.first, c.last) * share * longer
     run += (c.accumulate * EMPTYING + c.summed * share) * _accumulation(c, s)
-    issue = sum(block.update_issue_s for block in s.profile.blocks[c.first : c.last])
+    issue = sum(block.update_issue_s for block in s.profile.blocks[c.first : c.last]) * s.host(c.rank)
     return run * s.slower(c.rank) + s.efficiency(c.rank).step_s, issue * share * longer + s.cluster.dispatch_s
 
 

@@ -146,7 +146,7 @@ def predict(
         why = f"it needs {plan.world} devices, and {cluster.name} has {cluster.world}"
         raise PlanError(f"plan {plan_text.brief(plan)!r}", why, f"a plan for {cluster.world} devices or fewer")
     fold = plan.dp > 1 and not keep and replicas_alike(plan, cluster, profile) and alike(plan, cluster, batch)
-    alone = setting_of(profile, cluster, pace)
+    alone = setting_of(profile, cluster, pace, plan.world)
     program = lower(plan, profile, batch, cluster.backend, steps=steps_of(plan), fold=fold)
     wiring, flows = wire(program), flows_of(program, plan, cluster)
     check(program, wiring)

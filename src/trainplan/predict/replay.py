@@ -56,5 +56,5 @@ class Replay:
         return step_seconds(played), {kind: seconds / self.plan.world for kind, seconds in spent.items()}
 
     def _setting(self, cluster: Cluster, flows: Flows | None) -> Setting:
-        alone = Setting(self.profile, cluster, speeds(self.profile, cluster))
+        alone = Setting(self.profile, cluster, speeds(self.profile, cluster), world=self.plan.world)
         return beside_others(self.plan, self.program, alone, self.wiring, flows)

@@ -235,13 +235,17 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
     for index, block in enumerate(base.blocks):
         found = [subject.bytes[size, index] for size in sizes]
         run, issue = updates[index]
-        whole = [readings.run_s(("backward", size, index)) for size in sizes]
+        whole, issued = (
+            [read(("backward", size, index)) for size in sizes] for read in (readings.run_s, readings.issue_s)
+        )
         parts = halves[index]
         blocks.append(
             replace(
                 block,
                 backward_input_s=tuple(seconds * parts[0] for seconds in whole) if parts else (),
                 backward_weight_s=tuple(seconds * parts[1] for seconds in whole) if parts else (),
+                backward_input_issue_s=(parts[2],) * len(sizes) if parts else (),
+                backward_weight_issue_s=tuple(max(parts[3], i - parts[2]) for i in issued) if parts else (),
                 slice_forward=_slices(subject, prepared, "forward", index),
                 slice_backward=_slices(subject, prepared, "backward", index),
                 flops=traced.blocks[index].flops / traced.samples,
@@ -249,7 +253,7 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
                 forward_s=tuple(readings.run_s(("forward", size, index)) for size in sizes),
                 backward_s=tuple(whole),
                 forward_issue_s=tuple(readings.issue_s(("forward", size, index)) for size in sizes),
-                backward_issue_s=tuple(readings.issue_s(("backward", size, index)) for size in sizes),
+                backward_issue_s=tuple(issued),
                 accumulate_s=added[index],
                 update_s=run,
                 update_issue_s=issue,
@@ -328,16 +332,18 @@ def _update_workspace(subject: Subject) -> tuple[list[float], float]:
     return found, min(max((whole - most) / (total - most), 0.0), 1.0) if total > most else 1.0
 
 
-def _halves(subject: Subject, index: int) -> tuple[float, float] | None:
-    """Seconds of a block's backward in two parts, as shares of the whole; they were timed at one size."""
+def _halves(subject: Subject, index: int) -> tuple[float, float, float, float] | None:
+    """Seconds of a block's backward in two parts, as shares of the whole, and those of the host to issue each; all were
+    timed at one size."""
     readings = subject.readings
     timed = [what for what in readings.taken if isinstance(what, tuple) and what[0] == "input" and what[2] == index]
     if not timed:
         return None
     size = timed[0][1]
     whole = readings.run_s(("backward", size, index))
-    first, second = (readings.run_s((part, size, index)) for part in ("input", "weights"))
-    return (first / whole, second / whole) if whole > 0 else (0.0, 0.0)
+    names = [(part, size, index) for part in ("input", "weights")]
+    shares = [readings.run_s(name) / whole if whole > 0 else 0.0 for name in names]
+    return shares[0], shares[1], readings.issue_s(names[0]), readings.issue_s(names[1])
 
 
 def _slices(subject: Subject, prepared: _Prepared, what: str, index: int) -> Floats:

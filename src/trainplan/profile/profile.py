@@ -87,6 +87,8 @@ class Block:
     # Backward in two parts, where it was asked for: gradient of the input, gradient of the weights.
     backward_input_s: Floats = ()
     backward_weight_s: Floats = ()
+    backward_input_issue_s: Floats = ()  # … of the host; together no less than those of backward in one
+    backward_weight_issue_s: Floats = ()
     branch_bytes: float = 0.0  # a sample of the gradients that the first part keeps for the second
     # Where sequences are cut into slices: bytes a sample of the keys and values that later tokens attend to, and the
     # seconds of a slice as (fixed seconds, shares of what is beyond by length, by length × reach); none: by length.
@@ -254,7 +256,8 @@ class Profile:
     def curves(self) -> dict[str, NDArray[np.float64]]:
         """For each quantity a table (size, block) of sums over the blocks before: ranges are differences."""
         tables = {}
-        for name in (*_CURVES, *(_HALVES if self.has_halves else ())):
+        issued = all(block.backward_input_issue_s and block.backward_weight_issue_s for block in self.blocks)
+        for name in (*_CURVES, *(_HALVES if self.has_halves else ()), *(_ISSUED_HALVES if issued else ())):
             table = np.array([getattr(block, name) for block in self.blocks], dtype=np.float64).T
             tables[name] = np.concatenate([np.zeros((len(self.samples), 1)), table.cumsum(axis=1)], axis=1)
         return tables
@@ -402,4 +405,5 @@ _CURVES = (
 )
 
 _HALVES = ("backward_input_s", "backward_weight_s")
+_ISSUED_HALVES = ("backward_input_issue_s", "backward_weight_issue_s")
 _BY_SLICE = {"forward_s": "slice_forward", "backward_s": "slice_backward"}

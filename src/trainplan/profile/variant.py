@@ -259,6 +259,8 @@ class _Made:
             recipe=-1,
             backward_input_s=(),
             backward_weight_s=(),
+            backward_input_issue_s=(),
+            backward_weight_issue_s=(),
             slice_forward=(),
             slice_backward=(),
         )

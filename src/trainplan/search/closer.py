@@ -88,7 +88,7 @@ class Closer:
             shared = small.alone * float(self.known.summed[row]) + small.pieces * float(self.known.started[row])
             bound = max(bound, _exchanging(sketch, stages, shared))
             bound = max(bound, _summing(sketch, stages, small, shared))
-        most = self._early(sketch, stages, small) if stages else self._most(sketch, stages, small, large, larger)
+        most = self._early(sketch, stages, small, large) if stages else self._most(sketch, stages, small, large, larger)
         return (bound if self._has_room(row, most) else float("inf")), stages
 
     def _has_room(self, row: int, most: float) -> bool:
@@ -148,10 +148,11 @@ class Closer:
             found[others] += weights + states + gradients * step
         return found
 
-    def _early(self, sketch: Plan, stages: tuple[int, ...], small: Blocks) -> float:
+    def _early(self, sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks) -> float:
         """Bytes that the fullest rank has at least when it first goes back: most that are too big are so then, and need
         no order of work to be made."""
-        each = np.add.reduceat(getattr(small, _KEPT.get(sketch.recompute, "saved")), [0, *stages])
+        kept = _KEPT.get(sketch.recompute, "saved")
+        each = np.minimum(*(np.add.reduceat(getattr(part, kept), [0, *stages]) for part in (small, large)))
         flying = _first_back(sketch.schedule, sketch.pp, sketch.chunks, sketch.micro) * each
         rank, stage = _held(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
         whole = self._lasting(sketch, stages, small) + np.bincount(rank, flying[stage])

@@ -31,15 +31,28 @@ class Kernel:
         self.layers(self.inputs).sum().backward()
 
 
+class Issuing:
+    """Many operators that are nothing to a device, forward and backward: the seconds are those of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(32))).to(device)
+        self.inputs = torch.zeros(8, 8, device=device)
+
+    def __call__(self) -> None:
+        self.layers.zero_grad(set_to_none=True)
+        self.layers(self.inputs).sum().backward()
+
+
 def prepare(team: Team, quick: bool) -> Round:
-    """A round of this phase: each product and copy on rank 0 alone, then the kernel on 1, 2, … workers at once."""
+    """A round of this phase: each product and copy on rank 0 alone, then the kernel on 1, 2, … workers at once; and,
+    where hosts issue what devices do, as many of them at once."""
     cuda = team.device.type == "cuda"
     before = psutil.Process().memory_info().rss  # libraries are loaded, tensors are not there yet
     factors = _factors(team) if team.rank == 0 else {}
     copied = (256 if cuda else 64) * MIB  # more than caches hold
     source = torch.zeros(copied // 4, device=team.device)
     target = torch.empty_like(source)
-    kernel = Kernel(team.device)
+    kernel, issuing = Kernel(team.device), Issuing(team.device)
     hosts = {}
     if cuda and team.rank == 0:
         hosts = {kind: torch.zeros(64 * MIB // 4, pin_memory=kind == "pinned") for kind in ("pinned", "pageable")}
@@ -59,6 +72,10 @@ def prepare(team: Team, quick: bool) -> Round:
             team.barrier()
             if team.rank < busy:
                 record(f"busy.{busy}", seconds(team, kernel, repeats))
+            if cuda:
+                team.barrier()
+                if team.rank < busy:
+                    record(f"issuing.{busy}", seconds(team, issuing, repeats))
         team.barrier()
         record("memory", _memory(team, before))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import mean, median, stdev
 from typing import Any
 
@@ -91,13 +91,27 @@ def contention(workers: Sequence[Samples], count: int, cores: int = 0) -> tuple[
     >>> contention([{"busy.1": [1.0], "busy.2": [1.1], "busy.4": [1.2]}], 4, cores=2)
     (1.0, 1.1, 1.75, 2.4)
     """
-    first = workers[0]
-    alone = first["busy.1"]
-    measured = sorted(int(name.removeprefix("busy.")) for name in first if name.startswith("busy."))
+    return _table(workers[0], "busy.", count, lambda busy: max(1.0, busy / cores if cores else 1.0))
+
+
+def hosts(workers: Sequence[Samples], count: int) -> tuple[float, ...]:
+    """How much longer a host takes to issue work when 1, 2, … of them do; none where devices are hosts.
+
+    >>> hosts([{"issuing.1": [1.0, 2.0], "issuing.2": [1.5, 3.0]}], 2), hosts([{"busy.1": [1.0]}], 1)
+    ((1.0, 1.5), ())
+    """
+    return _table(workers[0], "issuing.", count) if "issuing.1" in workers[0] else ()
+
+
+def _table(
+    first: Samples, what: str, count: int, turns: Callable[[int], float] = lambda busy: 1.0
+) -> tuple[float, ...]:  # fmt: skip
+    """Seconds of the first worker beside others, in units of those alone; and how many take turns at a core."""
+    measured = sorted(int(name.removeprefix(what)) for name in first if name.startswith(what))
     ratios = []
     for busy in measured:
-        ratio = median(time / base for time, base in zip(first[f"busy.{busy}"], alone, strict=True))
-        ratios.append(max(ratio, 1.0) * max(1.0, busy / cores if cores else 1.0))
+        ratio = median(time / base for time, base in zip(first[f"{what}{busy}"], first[f"{what}1"], strict=True))
+        ratios.append(max(ratio, 1.0) * turns(busy))
     rising = np.maximum.accumulate(ratios)
     return tuple(round(float(value), 4) for value in np.interp(range(1, count + 1), measured, rising))
 

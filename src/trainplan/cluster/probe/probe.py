@@ -169,6 +169,7 @@ def _cluster(
         collectives=curves,
         slowdown=fit.slowdowns(workers, count),
         contention=fit.contention(workers, count, machine.cores() if settings["device"] == "cpu" else 0),
+        hosts=fit.hosts(workers, count),
         source=source,
         notes=tuple(notes),
         spread=fit.spread(workers),

@@ -61,13 +61,14 @@ def plain(given: Instance) -> Instance:
 def _chain(tables: Tables, cluster: Cluster, samples: int, recompute: str) -> Instance:
     profile, joint = tables.profile, backend(cluster.backend).host_computes
     blocks = len(profile.blocks)
-    slowed = cluster.contention[-1] if cluster.contention else 1.0  # all devices of a node compute at once
+    # All devices of a node compute at once, and all hosts issue.
+    slowed, hosted = (table[-1] if table else 1.0 for table in (cluster.contention, cluster.hosts))
 
     def each(quantity: str) -> Floats:
         return np.array([profile.total(quantity, b, b + 1, samples) for b in range(blocks)])
 
     def pace(way: str) -> Floats:
-        run, issue = each(f"{way}_s") * slowed, each(f"{way}_issue_s")
+        run, issue = each(f"{way}_s") * slowed, each(f"{way}_issue_s") * hosted
         return run + issue if joint else np.maximum(run, issue)
 
     forward, backward = pace("forward"), pace("backward")
