@@ -35,7 +35,7 @@ def names(kind: Kind) -> tuple[str, ...]:
     """The names that the catalogue knows, in its order.
 
     >>> names("device")[:3]
-    ('P40', 'V100-16', 'V100-32')
+    ('P40', 'GTX1080Ti', 'V100-16')
     """
     return tuple(_entries(kind))
 

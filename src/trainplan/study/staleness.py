@@ -84,11 +84,11 @@ class Middle:
 
 
 def pushes(workers: int, bound: Bound, paces: Paces, seed: int) -> Iterator[Push]:
-    """The order in which workers push, without end.
+    """The order in which workers push, without end. With a bound of 0 each does once before any does again.
 
     >>> turns = pushes(2, (0, 0), Paces(), seed=1)
-    >>> [next(turns).worker for _ in range(6)] in ([0, 1, 0, 1, 0, 1], [1, 0, 1, 0, 1, 0], [0, 1, 1, 0, 0, 1])
-    True
+    >>> [sorted((next(turns).worker, next(turns).worker)) for _ in range(3)]
+    [[0, 1], [0, 1], [0, 1]]
     """
     random, state = Random(seed), State(workers)
     pace = [math.exp(random.gauss(0, paces.workers)) for _ in range(workers)]

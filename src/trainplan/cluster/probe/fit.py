@@ -50,8 +50,8 @@ def slowdown(samples: Sequence[dict[str, float]]) -> tuple[float, float]:
     >>> perfect = {"alone": 1.0, "communication": 0.5, "issue": 0.0, "together": 1.0, "over": 0.5}
     >>> slowdown([perfect]), slowdown([perfect | {"together": 1.25}]), slowdown([perfect | {"over": 0.75}])
     ((1.0, 1.0), (2.0, 1.0), (1.0, 1.5))
-    >>> slowdown([perfect | {"communication": 2.0, "together": 1.5, "over": 2.5}])
-    (1.5, 1.5)
+    >>> slowdown([perfect | {"communication": 2.0, "together": 2.0, "over": 3.0}])
+    (2.0, 2.0)
     """
     lost, longer = [], []
     for sample in samples:
