@@ -5,7 +5,6 @@ import itertools
 import pytest
 
 from search.spaces import Simulated, simulated, some_space
-from trainplan.plan.plan import WORDS
 from trainplan.plan.text import text
 from trainplan.search.best_first import Outcome, best_first
 from trainplan.search.columns import Space
@@ -74,15 +73,6 @@ def test_two_hundred_random_spaces(part: int) -> None:
         answer = same(found, everything, TIME, 1)
         plans, simulations = plans + len(found), simulations + answer.standing.simulated
     assert simulations < plans / 3
-
-
-def test_a_rank_in_the_middle_of_both_directions_sums_nothing() -> None:
-    """Its gradients come with its backward passes, so it has less than its neighbours at first."""
-    found = some_space(1039, 2000)
-    middle = (found.column("schedule") == WORDS["schedule"].index("gems")) & (found.column("pp") == 3)
-    alone = found.only(middle & (found.column("dp") == 1))
-    assert len(alone) > 3
-    hold(alone, simulated(alone))
 
 
 def test_the_places_of_a_table_are_those_of_the_best_shapes() -> None:
