@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ TALKS = {
 }
 Price = tuple[float, float, float]  # seconds of the device, those of the host, and of the former those of `talking`
 MOST_SETTINGS, MOST_PRICES = 8, 20_000  # that are remembered; beyond them all are forgotten
+_F, _B = Kind.F, Kind.B  # by name: to look up a member of an enumeration takes ten times as long
 EMPTYING = 0.7  # a bucket takes as long as this share of adding to it (CPU, 24 MB: 1.4 against 2.0 ms)
 
 
@@ -42,6 +44,12 @@ class Setting:
     known: dict[str, Efficiency] = field(default_factory=dict, compare=False, repr=False)
     # What was priced here before. (A setting that is made from this one begins with none.)
     prices: dict[CostClass, Price] = field(init=False, default_factory=dict, compare=False, repr=False)
+    # The same by the number of the object, which is kept beside it: to hash a class takes longer than to look it up.
+    at_hand: dict[int, tuple[CostClass, Price]] = field(init=False, default_factory=dict, compare=False, repr=False)
+    # Seconds of device and host of passes through some blocks, whoever runs them.
+    passes: dict[tuple[Any, ...], tuple[float, float]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
 
     def efficiency(self, rank: int) -> Efficiency:
         """The constants of a rank's device, where its seconds are estimated."""
@@ -83,17 +91,27 @@ Rule = Callable[[CostClass, Setting], tuple[float, float]]
 
 
 def _forward(c: CostClass, s: Setting) -> tuple[float, float]:
-    run = s.profile.total("forward_s", c.first, c.last, c.samples)
-    issue = s.profile.total("forward_issue_s", c.first, c.last, c.samples)
-    return _lanes(c, s, run * s.slower(c.rank) + talking(c, s), issue + _begun(c, s))
+    key = _F, c.first, c.last, c.samples, c.since == 0 and not c.started
+    found = s.passes.get(key)
+    if found is None:
+        run = s.profile.total("forward_s", c.first, c.last, c.samples)
+        issue = s.profile.total("forward_issue_s", c.first, c.last, c.samples)
+        found = s.passes[key] = run, issue + _begun(c, s)
+    run, issue = found
+    return _lanes(c, s, run * s.slower(c.rank) + talking(c, s), issue)
 
 
 def _backward(c: CostClass, s: Setting) -> tuple[float, float]:
-    run = s.profile.total("backward_s", c.first, c.last, c.samples)
-    run += c.accumulate * _accumulation(c, s)
-    issue = s.profile.total("backward_issue_s", c.first, c.last, c.samples)
-    share = c.until - c.since
-    return _lanes(c, s, run * share * s.slower(c.rank) + talking(c, s), issue * share + _begun(c, s))
+    key = _B, c.first, c.last, c.samples, c.since, c.until, c.accumulate, c.started
+    found = s.passes.get(key)
+    if found is None:
+        run = s.profile.total("backward_s", c.first, c.last, c.samples)
+        run += c.accumulate * _accumulation(c, s)
+        issue = s.profile.total("backward_issue_s", c.first, c.last, c.samples)
+        share = c.until - c.since
+        found = s.passes[key] = run * share, issue * share + _begun(c, s)
+    run, issue = found
+    return _lanes(c, s, run * s.slower(c.rank) + talking(c, s), issue)
 
 
 def _begun(c: CostClass, s: Setting) -> float:
@@ -107,7 +125,7 @@ def _lanes(c: CostClass, s: Setting, run: float, issue: float) -> tuple[float, f
     if s.profile.kind != "estimated":
         return run, issue
     reaches = s.efficiency(c.rank)
-    if c.kind is Kind.F and c.last == len(s.profile.blocks):
+    if c.kind is _F and c.last == len(s.profile.blocks):
         issue += reaches.loss_issue_s
     issue *= 1 + reaches.sharing * (max(1, len(c.sharing)) - 1)
     return together(run, issue, reaches.overlap_sharing if c.inside else reaches.overlap), issue
@@ -126,7 +144,7 @@ def talking(c: CostClass, s: Setting) -> float:
         )
     seconds = float(known[key])
     # A forward pass says with `since` and `until` which blocks it is of, a backward pass which share of these.
-    return seconds * (c.until - c.since if c.kind is Kind.B else 1.0)
+    return seconds * (c.until - c.since if c.kind is _B else 1.0)
 
 
 def _accumulation(c: CostClass, s: Setting) -> float:
@@ -285,13 +303,18 @@ def priced(program: Program, setting: Setting) -> tuple[NDArray[np.float64], NDA
 
 def _prices(program: Program, setting: Setting) -> list[Price]:
     """Of every class of a program."""
-    prices = setting.prices
-    if len(prices) >= MOST_PRICES:
-        prices.clear()
-    known = list(map(prices.get, program.classes))  # asked once: a class is a long tuple, and hashed anew each time
+    prices, at_hand = setting.prices, setting.at_hand
+    if len(at_hand) >= MOST_PRICES or len(prices) >= MOST_PRICES:
+        for known in (prices, at_hand, setting.passes):
+            known.clear()
     found: list[Price] = []
-    for c, price in zip(program.classes, known, strict=True):
-        if price is None:
-            price = prices[c] = (*RULES[c.kind](c, setting), talking(c, setting))
-        found.append(price)
+    for c, hit in zip(program.classes, map(at_hand.get, map(id, program.classes)), strict=True):
+        if hit is None:
+            price = prices.get(c)
+            if price is None:
+                price = prices[c] = (*RULES[c.kind](c, setting), talking(c, setting))
+            at_hand[id(c)] = c, price
+            found.append(price)
+        else:
+            found.append(hit[1])
     return found
