@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,10 +27,12 @@ _KINDS = tuple(Kind)
 _F, _B, _R, _SEND_F, _RECV_F, _STEP, _LOAD = Kind.F, Kind.B, Kind.R, Kind.SEND_F, Kind.RECV_F, Kind.STEP, Kind.LOAD
 _REDUCE_GRAD, _COUNT, _LOSS, _NORM, _BARRIER = Kind.REDUCE_GRAD, Kind.COUNT, Kind.LOSS, Kind.NORM, Kind.BARRIER
 _TICK, _NEGOTIATE = Kind.TICK, Kind.NEGOTIATE
+_BACK, _AGAIN = int(Kind.B), int(Kind.R)
 _IS_PASS = are((Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)).tolist()
 _SHARED = (Kind.F, Kind.R, Kind.B)  # passes whose blocks ranks may share
 _SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W, Kind.STEP)
 _IS_WHOLE = are(WITHOUT_MICRO_BATCH)
+_SHARING = CostClass._fields.index("sharing")
 _IS_SHARED_OUT, _IS_MESSAGE = are(SHARED_OUT).tolist(), [SPECS[kind].message for kind in Kind]
 _CARRIES = [
     SPECS[kind].message or SPECS[kind].collective or kind in (*COPIES, Kind.LOAD) for kind in Kind
@@ -69,41 +71,75 @@ def cost_classes(
     return cost, classes, np.array(payload, dtype=np.int64)[cost]
 
 
+class _Way(NamedTuple):
+    """Where the passes of a stage run: what their classes depend on, beside what their rows say."""
+
+    home: int  # a number for all of it but the ranks
+    block: int  # … and for what those of a single block depend on
+    spot: int  # … and for these
+    rank: int
+    sharing: tuple[int, ...]  # the ranks that share its blocks, where any do
+    first: int
+    last: int
+
+
 def _classes(layout: Layout, rows: Iterable[tuple[Any, ...]]) -> tuple[CostClass, ...]:
-    """The class of every row. Passes of many plans have the same, so each of these is made once."""
-    known: dict[tuple[Any, ...], CostClass] = kept(layout.profile, "classes of passes", dict)
-    where: dict[tuple[int, int, int], int] = {}
+    """The class of every row. Passes of many plans have the same, so each of these is made once; and those of other
+    ranks are the same but for these."""
+    known: dict[tuple[Any, ...], dict[int, CostClass]] = kept(layout.profile, "classes of passes", dict)
+    others: dict[tuple[Any, ...], CostClass] = kept(layout.profile, "classes of others", dict)
+    where: dict[tuple[int, int, int], _Way] = {}
     found = []
     for row in rows:
         samples, _, number, stage, unit, _, replica, line, adds, last_pass, again, _, cut = row
+        name = replica, line, stage
+        way = where.get(name)
+        if way is None:
+            way = where[name] = _way(layout, *name)
         if not _IS_PASS[number]:
-            found.append(_class(layout, *row))
+            found.append(_class(layout, others, way, *row))
             continue
-        way = replica, line, stage
-        at = where.get(way)
-        if at is None:
-            at = where[way] = _home(layout, *way)
-        key = at, number, unit, samples, adds, last_pass, again, cut
-        one = known.get(key)
+        if number == _AGAIN or (again and number == _BACK):  # of one block, whatever else its stage has
+            key: tuple[Any, ...] = way.block, number, unit, samples, adds, again
+        else:
+            key = way.home, number, unit, samples, adds, last_pass, again, cut
+        everywhere = known.get(key)
+        if everywhere is None:
+            everywhere = known[key] = {}
+        one = everywhere.get(way.spot)
         if one is None:
-            rank = layout.plan.rank(replica, stage, line)
-            one = _pass(layout, _KINDS[number], rank, stage, unit, samples, adds, last_pass, again, cut)
-            known[key] = one
+            if everywhere:
+                one = _elsewhere(next(iter(everywhere.values())), way)
+            else:
+                one = _pass(layout, _KINDS[number], way.rank, stage, unit, samples, adds, last_pass, again, cut)
+            everywhere[way.spot] = one
         found.append(one)
     return tuple(found)
 
 
-def _home(layout: Layout, replica: int, line: int, stage: int) -> int:
-    """A number for all that the classes of a stage's passes depend on, beside what their rows say: so that plans that
-    have it in common need not compare it row by row."""
+def _way(layout: Layout, replica: int, line: int, stage: int) -> _Way:
+    """Numbers stand for what is long, so that plans that have it in common need not compare it row by row."""
     plan, rank = layout.plan, layout.plan.rank(replica, stage, line)
-    known: dict[tuple[Any, ...], int] = kept(layout.profile, "homes of passes", dict)
+    bound = plan.bounds[stage]
+    homes: dict[tuple[Any, ...], int] = kept(layout.profile, "homes of passes", dict)
+    spots: dict[tuple[Any, ...], int] = kept(layout.profile, "spots of passes", dict)
     buckets = () if stage in layout.late else tuple([bucket.ready for bucket in layout.buckets[stage]])
     name = (
-        rank, plan.bounds[stage], plan.slicers(rank) if plan.tp > 1 else (), plan.zero, layout.offloads,
-        layout.partitions, bool(layout.units[stage]), tuple(layout.sections[stage]), buckets,
+        bound, plan.tp > 1, plan.zero, layout.offloads, layout.partitions, bool(layout.units[stage]),
+        tuple(layout.sections[stage]), buckets,
     )  # fmt: skip
-    return known.setdefault(name, len(known))
+    sharing = plan.slicers(rank) if plan.tp > 1 else ()
+    home, spot = homes.setdefault(name, len(homes)), spots.setdefault((rank, sharing), len(spots))
+    # What ranks have a share each of depends on the stage that a block is in.
+    block = home if layout.partitions else homes.setdefault((plan.tp > 1,), len(homes))
+    return _Way(home, block, spot, rank, sharing, *bound)
+
+
+def _elsewhere(one: CostClass, way: _Way) -> CostClass:
+    """The class of the same pass on other ranks."""
+    kind, _, *middle = one[:_SHARING]
+    sharing = way.sharing if one.sharing else ()
+    return CostClass._make((kind, way.rank, *middle, sharing, *one[_SHARING + 1 :]))
 
 
 def _pass(
@@ -158,28 +194,37 @@ def _inside(profile: Profile, back: bool, first: int, last: int, samples: Amount
 
 
 def _class(
-    layout: Layout, samples: Amount, members: tuple[int, ...], number: int, stage: int, unit: int, peer: int,
+    layout: Layout, known: dict[tuple[Any, ...], CostClass], way: _Way, samples: Amount, members: tuple[int, ...], number: int, stage: int, unit: int, peer: int,
     replica: int, line: int, adds: int, last_pass: int, again: int, together: int, cut: int,
 ) -> CostClass:  # fmt: skip
-    """Of what is no pass."""
+    """Of what is no pass. Those that plans have most of are known by what they are made of."""
     plan, profile, kind = layout.plan, layout.profile, _KINDS[number]
     if layout.service is not None and kind in _SERVED:
         found = served_class(layout, layout.service, kind, stage, unit, peer, replica)
         if found is not None:
             return found
-    rank = plan.rank(replica, stage, line)
-    first, last = plan.bounds[stage]
+    rank, first, last = way.rank, way.first, way.last
     if _IS_SHARED_OUT[number]:
-        size = layout.units[stage][unit].bytes
-        return CostClass(kind, rank, -1, first, last, 0, size, members, by=layout.backend.sums_by)
+        size, by = layout.units[stage][unit].bytes, layout.backend.sums_by
+        key: tuple[Any, ...] = number, rank, first, last, size, members, by
+        one = known.get(key)
+        if one is None:
+            one = known[key] = CostClass(kind, rank, -1, first, last, 0, size, members, by=by)
+        return one
     if kind is _LOAD or kind in INPUT_MESSAGES:
         return load_class(layout, kind, rank, together)
     if _IS_MESSAGE[number]:
         forward = kind is _SEND_F or kind is _RECV_F
         edge = layout.edge[(stage, peer) if forward == (kind in SENDS) else (peer, stage)]
         numbers = edge.crossings if forward else edge.gradients
-        size = message_bytes(profile, numbers, samples)
-        return CostClass(kind, rank, plan.rank(replica, peer, line), first, last, samples, size, tensors=len(numbers))
+        other = plan.rank(replica, peer, line)
+        key = number, rank, other, first, last, samples, numbers
+        one = known.get(key)
+        if one is None:
+            size = message_bytes(profile, numbers, samples)
+            one = CostClass(kind, rank, other, first, last, samples, size, tensors=len(numbers))
+            known[key] = one
+        return one
     if kind is _REDUCE_GRAD and layout.decides and unit < layout.first_tie:
         part = layout.decided[stage].parts[unit]
         apart = 1 if together == part.bytes else 2

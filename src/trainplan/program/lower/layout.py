@@ -294,7 +294,10 @@ class Layout:
 
     @lasting
     def turning(self) -> frozenset[int]:
-        """Stages in which every forward pass is followed by its backward pass at once."""
+        """Stages in which every forward pass is followed by its backward pass at once, where that matters: of weights
+        that are gathered for every pass."""
+        if self.plan.zero < 3:
+            return frozenset()
         later = self.orders.once("turning", lambda: turning_later(self.orders))
         return frozenset(self.stages) - later
 

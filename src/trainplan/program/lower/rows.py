@@ -68,9 +68,9 @@ def entries(layout: Layout, steps: int) -> Entries:
     bodies = Bodies(layout)
     # Rank; of every step the bodies, the pieces (of barriers: phases), and how many steps ago it was they are of.
     lists: list[tuple[int, list[tuple[Ints, Ints, Ints]]]] = []
-    shapes = {way: stage_rows(layout, *way) for way in _ways(layout)}
+    shapes = stage_rows(layout)
     first = {
-        (r, *way): bodies.add_stage(rows, r, layout.local(r, *way))
+        (r, *way): bodies.add_stage(rows, *way, r, layout.local(r, *way))
         for r in layout.replicas
         for way, rows in shapes.items()
     }
@@ -109,7 +109,7 @@ def entries(layout: Layout, steps: int) -> Entries:
     for rank, body, of in servers(layout, bodies):
         lists.append((rank, [(body, of, np.zeros(len(body), dtype=np.int64))] * steps))
     lists.sort(key=lambda one: one[0])
-    start, size = np.array(bodies.start), np.array(bodies.length)
+    size = np.array(bodies.length)
     body = np.concatenate([b for _, each in lists for b, _, _ in each])
     piece = np.concatenate([m for _, each in lists for _, m, _ in each]).astype(np.int64)
     lengths = [len(b) for _, each in lists for b, _, _ in each]
@@ -117,7 +117,7 @@ def entries(layout: Layout, steps: int) -> Entries:
     step -= np.concatenate([ago for _, each in lists for _, _, ago in each])
     table = Table(*bodies.rows())
     ends = np.cumsum([0] + [sum(len(b) for b, _, _ in each) for _, each in lists])
-    columns = _as_rows(body, piece, step, ends, start, size, _WHOLE[table.kind], table.kind == _BARRIER)
+    columns = _as_rows(body, piece, step, ends, np.cumsum(size) - size, size, _WHOLE[table.kind], table.kind == _BARRIER)
     return Entries(table, *columns)
 
 
@@ -177,17 +177,13 @@ def _decided(
 
 
 def _by_way(layout: Layout) -> list[tuple[Ints, Ints]]:
-    """For every rank of a replica the way (by its place in `_ways`) of each operation of its order; and what each is
+    """For every rank of a replica the way (by its place in `stage_rows`) of each operation of its order; and what each is
     about, with nothing before the first and after the last, where its list has what comes once a step."""
     lines = layout.plan.lines
     return [
         (order[:, 2] * lines + order[:, 1], np.concatenate([[0], layout.piece(order), [0]]).astype(np.int64))
         for order in layout.orders
     ]
-
-
-def _ways(layout: Layout) -> list[tuple[int, int]]:
-    return [(stage, line) for stage in layout.stages for line in range(layout.plan.lines)]
 
 
 def _variants(order: Order, recomputed: Bools) -> Ints:
