@@ -312,7 +312,7 @@ def _prices(program: Program, setting: Setting) -> list[Price]:
         if hit is None:
             price = prices.get(c)
             if price is None:
-                price = prices[c] = (*RULES[c.kind](c, setting), talking(c, setting))
+                price = prices[c] = (*RULES[c.kind](c, setting), talking(c, setting) if c.inside else 0.0)
             at_hand[id(c)] = c, price
             found.append(price)
         else:

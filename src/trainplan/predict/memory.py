@@ -173,32 +173,96 @@ def _add_initial(base: Ints, maker: Ints, rank: Ints, kind: NDArray[np.uint8], s
 
 def peaks(played: Played) -> list[Peak]:
     """The peak of every rank, with the operation at which it is reached."""
-    program, all_ = played.program, changes(played)
-    kinds = program.value_kind[all_.value]
-    change = all_.sign * program.value_bytes[all_.value]
-    highest, parts = _highest(all_.bounds, kinds, change, _at_start(program, host=False))
+    program, lists = played.program, played.program.lists
+    highest, parts = _highest(
+        lists.start, lists.items, program.value_rank, program.value_bytes, program.value_maker, program.value_end,
+        program.value_late, program.value_early, program.value_kind, played.start, played.end, len(Value),
+    )  # fmt: skip
     found = []
-    for rank, (at, own) in enumerate(zip(highest.tolist(), parts.tolist(), strict=True)):
+    for rank, (op, own) in enumerate(zip(highest.tolist(), parts.tolist(), strict=True)):
         breakdown = {name: size for name, size in zip(_NAMES, own, strict=True) if size}
-        found.append(Peak(rank, sum(own), program.name(all_.op[at]) if at >= 0 else "", breakdown))
+        found.append(Peak(rank, sum(own), program.name(op) if op >= 0 else "", breakdown))
     return found
 
 
 @njit(cache=True)
-def _highest(bounds: Ints, kind: NDArray[np.uint8], change: Ints, start: Ints) -> tuple[Ints, Ints]:
-    """Of every rank the change after which most bytes are there (-1: none, most are there at the start), and how many
-    of each kind these are."""
-    world = len(start)
-    highest, parts = np.full(world, -1, np.int64), start.copy()
-    for rank in range(world):
+def _highest(
+    list_start: Ints, list_items: Ints, rank: Ints, size: Ints, maker: Ints, end: Ints, late: Bools, early: Bools,
+    kind: NDArray[np.uint8], started: Floats, ended: Floats, kinds: int,
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """Of every rank the operation after a change of which most bytes are there (-1: none, most are there at the start),
+    and how many of each kind these are.
+
+    All that an operation does in one phase comes or goes at one moment, and in one direction: so a phase of a list's
+    entry is one change, however many values it is of, and these are what is put in the order of time. (`changes` has
+    them one by one.)
+    """
+    world, ops = len(list_start) - 1, len(started)
+    # The entries of every operation: one, or of a collective one for each member, in the order of ranks.
+    entry_start = np.zeros(ops + 2, np.int64)
+    for e in range(len(list_items)):
+        entry_start[list_items[e] + 2] += 1
+    for op in range(ops):
+        entry_start[op + 2] += entry_start[op + 1]
+    entries = np.empty(len(list_items), np.int64)
+    for e in range(len(list_items)):
+        entries[entry_start[list_items[e] + 1]] = e
+        entry_start[list_items[e] + 1] += 1
+    change = np.zeros(4 * len(list_items), np.int64)  # of what an entry does in a phase: bytes
+    comes, goes = np.full(len(rank), -1, np.int64), np.full(len(rank), -1, np.int64)  # value → where that is
+    for v in range(len(rank)):
+        if rank[v] < 0 or size[v] <= 0 or kind[v] == _HOST:
+            continue
+        if maker[v] >= 0:
+            e = _entry(maker[v], list_start[rank[v] + 1], entry_start, entries)
+            comes[v] = 4 * e + (_LEAVES if late[v] else _TAKES)
+            change[comes[v]] += size[v]
+        if end[v] >= 0:
+            e = _entry(end[v], list_start[rank[v] + 1], entry_start, entries)
+            goes[v] = 4 * e + (_GIVES_UP if early[v] else _GIVES_BACK)
+            change[goes[v]] -= size[v]
+    highest, parts = np.full(world, -1, np.int64), np.zeros((world, kinds), np.int64)
+    turn = np.full(4 * len(list_items), -1, np.int64)  # which change of its rank it is, in the order of time
+    most_at = np.full(world, -1, np.int64)
+    spot, time = np.empty(4 * len(list_items), np.int64), np.empty(4 * len(list_items))
+    for r in range(world):
+        count, sorted_ = 0, True
+        for e in range(list_start[r], list_start[r + 1]):
+            op = list_items[e]
+            for phase in range(4):
+                if change[4 * e + phase] != 0:
+                    spot[count], time[count] = 4 * e + phase, started[op] if phase <= _TAKES else ended[op]
+                    sorted_ = sorted_ and (count == 0 or time[count - 1] <= time[count])
+                    count += 1
+        order = np.arange(count) if sorted_ else np.argsort(time[:count], kind="mergesort")
         level = most = np.int64(0)  # beyond what is there at the start
-        for k in range(bounds[rank], bounds[rank + 1]):
-            level += change[k]
+        for k in range(count):
+            at = spot[order[k]]
+            turn[at] = k
+            level += change[at]
             if level > most:
-                most, highest[rank] = level, k
-        for k in range(bounds[rank], highest[rank] + 1):
-            parts[rank, kind[k]] += change[k]
+                most, most_at[r], highest[r] = level, k, list_items[at // 4]
+    for v in range(len(rank)):
+        r = rank[v]
+        if r < 0 or kind[v] == _HOST:
+            continue
+        there = maker[v] < 0 or (comes[v] >= 0 and turn[comes[v]] <= most_at[r])
+        if there and (goes[v] < 0 or turn[goes[v]] > most_at[r]):
+            parts[r, kind[v]] += size[v]
     return highest, parts
+
+
+@njit(cache=True, inline="always")
+def _entry(op: int, until: int, entry_start: Ints, entries: Ints) -> int:
+    """The entry of an operation in the list that ends before `until`."""
+    low, high = entry_start[op], entry_start[op + 1]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if entries[middle] < until:
+            low = middle
+        else:
+            high = middle
+    return int(entries[low])
 
 
 def host_peaks(played: Played) -> list[int]:

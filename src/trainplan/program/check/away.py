@@ -19,9 +19,9 @@ def back(view: View) -> Iterator[Fault]:
     program = view.program
     if not _COPY[program.kind].any():
         return
-    home = view.exact * program.world + program.rank
+    home = view.names.exact * program.world + program.rank
     reader, made = program.reads.owner, program.value_maker[program.reads.items]
-    same = (made >= 0) & (view.batch[reader] == view.batch[made])
+    same = (made >= 0) & (view.names.batch[reader] == view.names.batch[made])
     read = set(made[same & (program.kind[made] == Kind.FETCH)].tolist())
     out, into = (nonzero(program.kind == kind).tolist() for kind in (Kind.OFFLOAD, Kind.FETCH))
     returns: dict[int, list[int]] = {}

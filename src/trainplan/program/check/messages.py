@@ -67,7 +67,7 @@ def matched(view: View) -> Iterator[Fault]:
     program = view.program
     reads, message, senders = program.reads, program.value_kind == _MESSAGE, program.value_maker
     sends, takes, taken, misplaced, wrong = _judge(
-        program.kind, program.rank, program.peer, program.stage, program.peer_stage, view.passed, program.bytes,
+        program.kind, program.rank, program.peer, program.stage, program.peer_stage, view.names.passed, program.bytes,
         message, program.value_rank, senders, reads.start, reads.items, _SENDS, _RECEIVES, _TWIN,
     )  # fmt: skip
     if not misplaced.any() and not wrong.any():

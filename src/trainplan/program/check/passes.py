@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from trainplan.program.check.view import Fault, View, close, pack, where
+from trainplan.program.check.view import Fault, View, close, where
 from trainplan.program.ops import SPECS, Kind
 from trainplan.program.program import Bools, Ints, nonzero
 from trainplan.program.wiring import Small
@@ -68,7 +68,7 @@ def _misplaced(
 
 def once(view: View) -> Iterator[Fault]:
     program = view.program
-    wrong = _judge(program.kind, close(_units_of_passes(program.kind, view.batch, program.unit)), close(view.batch))
+    wrong = _judge(program.kind, close(_units_of_passes(program.kind, view.names.batch, program.unit)), close(view.names.batch))
     if wrong.any():
         for op in where(wrong & _AGAIN):
             kind = Kind(int(program.kind[op]))
@@ -80,8 +80,8 @@ def once(view: View) -> Iterator[Fault]:
     ops = nonzero(program.kind == _F)
     if not len(ops):
         return
-    line, stage = pack(program, "job", "pipeline")[ops], program.stage[ops]
-    walk = close(pack(program, "job", "pipeline", "step", "micro_batch", "slice")[ops])
+    line, stage = view.names.line[ops], program.stage[ops]
+    walk = close(view.names.walk[ops])
     seen, counts = _micro_batches(walk, close(walk * (int(stage.max()) + 1) + stage), line, stage)
     for one, lacking in zip(*np.nonzero((counts > 0) & (counts < seen[:, None])), strict=True):
         op = int(ops[(line == one) & (stage == lacking)][0])

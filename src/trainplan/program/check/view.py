@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -21,6 +22,18 @@ class Fault:
     why: str
 
 
+class Names(NamedTuple):
+    """What every operation is about, each time as one number."""
+
+    exact: Ints  # all of it
+    batch: Ints  # the same for all units of a micro-batch on a stage
+    passed: Ints  # … and for all stages: what both ends of a message are about
+    walk: Ints  # the same in another order: by pipelines
+    line: Ints  # the pipeline
+    home: Ints  # the step, and the stage
+    turn: Ints  # the step
+
+
 @dataclass(frozen=True)
 class View:
     """A program with what several rules need."""
@@ -32,19 +45,10 @@ class View:
     place: Ints  # of operations with one rank
 
     @lasting
-    def exact(self) -> Ints:
-        """What an operation is about, as one number."""
-        return pack(self.program, "job", "step", "pipeline", "stage", "micro_batch", "slice", "unit")
-
-    @lasting
-    def batch(self) -> Ints:
-        """The same for all units of a micro-batch on a stage."""
-        return pack(self.program, "job", "step", "pipeline", "stage", "micro_batch", "slice")
-
-    @lasting
-    def passed(self) -> Ints:
-        """What both ends of a message are about, as one number."""
-        return pack(self.program, "job", "step", "pipeline", "micro_batch", "slice")
+    def names(self) -> Names:
+        """What every operation is about, in several ways."""
+        p = self.program
+        return Names(*_names(p.job, p.step, p.pipeline, p.stage, p.micro_batch, p.slice, p.unit))
 
     @lasting
     def listed(self) -> Bools:
@@ -97,6 +101,34 @@ def _packed(columns: tuple[Ints, ...]) -> Ints:
             for row in range(len(column)):
                 key[row] = key[row] * (top + 1) + column[row]
     return key
+
+
+@njit(cache=True)
+def _names(
+    job: Ints, step: Ints, pipeline: Ints, stage: Ints, micro: Ints, slice_: Ints, unit: Ints
+) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints]:
+    """Columns of `Names`."""
+    count = len(job)
+    steps, pipelines, stages, micros, slices, units = 0, 0, 0, 0, 0, 0
+    for op in range(count):
+        steps, pipelines = max(steps, step[op]), max(pipelines, pipeline[op])
+        stages, micros = max(stages, stage[op]), max(micros, micro[op])
+        slices, units = max(slices, slice_[op]), max(units, unit[op])
+    exact, batch, passed = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    walk, line = np.empty(count, np.int64), np.empty(count, np.int64)
+    home, turn = np.empty(count, np.int64), np.empty(count, np.int64)
+    for op in range(count):
+        turn[op] = job[op] * (steps + 1) + step[op]
+        home[op] = turn[op] * (stages + 1) + stage[op]
+        way = turn[op] * (pipelines + 1) + pipeline[op]
+        part = micro[op] * (slices + 1) + slice_[op]
+        parts = (micros + 1) * (slices + 1)
+        passed[op] = way * parts + part
+        batch[op] = (way * (stages + 1) + stage[op]) * parts + part
+        exact[op] = batch[op] * (units + 1) + unit[op]
+        line[op] = job[op] * (pipelines + 1) + pipeline[op]
+        walk[op] = (line[op] * (steps + 1) + step[op]) * parts + part
+    return exact, batch, passed, walk, line, home, turn
 
 
 def close(key: Ints) -> Ints:

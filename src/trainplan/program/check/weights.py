@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from trainplan.program.check.view import Fault, View, pack, where
+from trainplan.program.check.view import Fault, View, where
 from trainplan.program.ops import COMPUTES, GATHERS, SHARED_OUT, Kind, Value
 from trainplan.program.program import Bools, Ints, are, nonzero
 from trainplan.program.wiring import Small
@@ -44,13 +44,13 @@ def updated(view: View) -> Iterator[Fault]:
     steps = nonzero(program.kind == _STEP)
     if not len(steps):
         return
-    names = (view.exact[steps] * program.world + program.rank[steps]).tolist()
+    names = (view.names.exact[steps] * program.world + program.rank[steps]).tolist()
     if len(set(names)) < len(names):
         for name in sorted({name for name in names if names.count(name) > 1}):
             op = int(steps[names.index(name)])
             yield Fault("updated", op, f"{program.name(op)} steps {names.count(name)} times in one step")
-    home = pack(program, "job", "step", "stage") * program.world + program.rank
-    worker = pack(program, "job", "step") * program.world + program.rank
+    home = view.names.home * program.world + program.rank
+    worker = view.names.turn * program.world + program.rank
     after, lost = _stepping(program.kind, _BACKWARD, home, worker)
     for op in where((after >= 0) & (view.place > view.place[after])):
         yield Fault("updated", op, f"{program.name(op)} comes after {program.name(after[op])}")
@@ -184,7 +184,7 @@ def _not_gathered(
 def fresh(view: View) -> Iterator[Fault]:
     program, reads = view.program, view.program.reads
     wrong, twin = _stale(
-        program.kind, _READS_WEIGHTS, program.step, program.version, view.batch, program.staleness, program.value_kind,
+        program.kind, _READS_WEIGHTS, program.step, program.version, view.names.batch, program.staleness, program.value_kind,
         program.value_maker, reads.start, reads.items,
     )  # fmt: skip
     if not wrong.any():
@@ -193,7 +193,7 @@ def fresh(view: View) -> Iterator[Fault]:
         allowed = f"{program.staleness} update(s) less than step {program.step[op]} may be missing"
         yield Fault("fresh", op, f"{program.name(op)} reads weights of version {program.version[op]}; {allowed}")
     for op in where(wrong & _UNLIKE_FORWARD):
-        source = program.version[twin[view.batch[op]]]
+        source = program.version[twin[view.names.batch[op]]]
         why = f"{program.name(op)} reads version {program.version[op]}, its forward read {source}"
         yield Fault("fresh", op, why)
     for op in where(wrong & _CLAIMS):
