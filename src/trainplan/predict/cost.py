@@ -42,6 +42,7 @@ class Setting:
     contention: tuple[float, ...] = ()
     world: int = 1  # ranks at work, whose hosts may be in each other's way
     known: dict[str, Efficiency] = field(default_factory=dict, compare=False, repr=False)
+    by_rank: dict[int, Efficiency] = field(init=False, default_factory=dict, compare=False, repr=False)
     # What was priced here before. (A setting that is made from this one begins with none.)
     prices: dict[CostClass, Price] = field(init=False, default_factory=dict, compare=False, repr=False)
     # The same by the number of the object, which is kept beside it: to hash a class takes longer than to look it up.
@@ -53,10 +54,13 @@ class Setting:
 
     def efficiency(self, rank: int) -> Efficiency:
         """The constants of a rank's device, where its seconds are estimated."""
-        device = self.cluster.device(rank)
-        if device.name not in self.known:
-            self.known[device.name] = efficiency(device)
-        return self.known[device.name]
+        found = self.by_rank.get(rank)
+        if found is None:
+            device = self.cluster.device(rank)
+            if device.name not in self.known:
+                self.known[device.name] = efficiency(device)
+            found = self.by_rank[rank] = self.known[device.name]
+        return found
 
     def slower(self, rank: int) -> float:
         """How much longer compute takes than in the profile: the other devices of the node compute too, and this one

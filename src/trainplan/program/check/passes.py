@@ -67,8 +67,8 @@ def _misplaced(
 
 
 def once(view: View) -> Iterator[Fault]:
-    program = view.program
-    wrong = _judge(program.kind, close(_units_of_passes(program.kind, view.names.batch, program.unit)), close(view.names.batch))
+    program, batch = view.program, view.names.batch
+    wrong = _judge(program.kind, close(_units_of_passes(program.kind, batch, program.unit)), close(batch))
     if wrong.any():
         for op in where(wrong & _AGAIN):
             kind = Kind(int(program.kind[op]))

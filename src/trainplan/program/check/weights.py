@@ -184,8 +184,8 @@ def _not_gathered(
 def fresh(view: View) -> Iterator[Fault]:
     program, reads = view.program, view.program.reads
     wrong, twin = _stale(
-        program.kind, _READS_WEIGHTS, program.step, program.version, view.names.batch, program.staleness, program.value_kind,
-        program.value_maker, reads.start, reads.items,
+        program.kind, _READS_WEIGHTS, program.step, program.version, view.names.batch, program.staleness,
+        program.value_kind, program.value_maker, reads.start, reads.items,
     )  # fmt: skip
     if not wrong.any():
         return

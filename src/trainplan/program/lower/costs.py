@@ -27,12 +27,10 @@ _KINDS = tuple(Kind)
 _F, _B, _R, _SEND_F, _RECV_F, _STEP, _LOAD = Kind.F, Kind.B, Kind.R, Kind.SEND_F, Kind.RECV_F, Kind.STEP, Kind.LOAD
 _REDUCE_GRAD, _COUNT, _LOSS, _NORM, _BARRIER = Kind.REDUCE_GRAD, Kind.COUNT, Kind.LOSS, Kind.NORM, Kind.BARRIER
 _TICK, _NEGOTIATE = Kind.TICK, Kind.NEGOTIATE
-_BACK, _AGAIN = int(Kind.B), int(Kind.R)
 _IS_PASS = are((Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)).tolist()
 _SHARED = (Kind.F, Kind.R, Kind.B)  # passes whose blocks ranks may share
-_SERVED = (Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W, Kind.STEP)
+_IS_SERVED = are((Kind.SEND_G, Kind.RECV_G, Kind.SEND_W, Kind.RECV_W, Kind.STEP)).tolist()
 _IS_WHOLE = are(WITHOUT_MICRO_BATCH)
-_SHARING = CostClass._fields.index("sharing")
 _IS_SHARED_OUT, _IS_MESSAGE = are(SHARED_OUT).tolist(), [SPECS[kind].message for kind in Kind]
 _CARRIES = [
     SPECS[kind].message or SPECS[kind].collective or kind in (*COPIES, Kind.LOAD) for kind in Kind
@@ -74,24 +72,30 @@ def cost_classes(
 class _Way(NamedTuple):
     """Where the passes of a stage run: what their classes depend on, beside what their rows say."""
 
-    home: int  # a number for all of it but the ranks
-    block: int  # … and for what those of a single block depend on
-    spot: int  # … and for these
+    spans: dict[tuple[int, ...], _Span]  # what is known of the pieces that they come in, by kind, unit and variant
+    spot: int  # a number for the ranks
     rank: int
     sharing: tuple[int, ...]  # the ranks that share its blocks, where any do
     first: int
     last: int
 
 
+_Span = tuple[int, int, float, float, bool]  # blocks first ≤ b < last, share of their time since … until, started
+
+
 def _classes(layout: Layout, rows: Iterable[tuple[Any, ...]]) -> tuple[CostClass, ...]:
-    """The class of every row. Passes of many plans have the same, so each of these is made once; and those of other
-    ranks are the same but for these."""
-    known: dict[tuple[Any, ...], dict[int, CostClass]] = kept(layout.profile, "classes of passes", dict)
+    """The class of every row. Many plans have the same, and each of these is made once: so prices are found by it."""
+    known: dict[tuple[Any, ...], CostClass] = kept(layout.profile, "classes of passes", dict)
     others: dict[tuple[Any, ...], CostClass] = kept(layout.profile, "classes of others", dict)
     where: dict[tuple[int, int, int], _Way] = {}
     found = []
     for row in rows:
-        samples, _, number, stage, unit, _, replica, line, adds, last_pass, again, _, cut = row
+        samples, _, number, stage, unit, peer, replica, line, adds, last_pass, again, _, cut = row
+        if layout.service is not None and _IS_SERVED[number]:  # its stage may be a server's
+            served = served_class(layout, layout.service, _KINDS[number], stage, unit, peer, replica)
+            if served is not None:
+                found.append(served)
+                continue
         name = replica, line, stage
         way = where.get(name)
         if way is None:
@@ -99,76 +103,62 @@ def _classes(layout: Layout, rows: Iterable[tuple[Any, ...]]) -> tuple[CostClass
         if not _IS_PASS[number]:
             found.append(_class(layout, others, way, *row))
             continue
-        if number == _AGAIN or (again and number == _BACK):  # of one block, whatever else its stage has
-            key: tuple[Any, ...] = way.block, number, unit, samples, adds, again
-        else:
-            key = way.home, number, unit, samples, adds, last_pass, again, cut
-        everywhere = known.get(key)
-        if everywhere is None:
-            everywhere = known[key] = {}
-        one = everywhere.get(way.spot)
+        what = number, unit, last_pass, again, cut
+        span = way.spans.get(what)
+        if span is None:
+            span = way.spans[what] = _span(layout, stage, *what)
+        key = number, span, samples, adds, way.spot
+        one = known.get(key)
         if one is None:
-            if everywhere:
-                one = _elsewhere(next(iter(everywhere.values())), way)
-            else:
-                one = _pass(layout, _KINDS[number], way.rank, stage, unit, samples, adds, last_pass, again, cut)
-            everywhere[way.spot] = one
+            one = known[key] = _pass(layout, way, _KINDS[number], span, samples, adds)
         found.append(one)
     return tuple(found)
 
 
 def _way(layout: Layout, replica: int, line: int, stage: int) -> _Way:
-    """Numbers stand for what is long, so that plans that have it in common need not compare it row by row."""
+    """Plans that have spans in common find them by what these depend on, once a stage."""
     plan, rank = layout.plan, layout.plan.rank(replica, stage, line)
     bound = plan.bounds[stage]
-    homes: dict[tuple[Any, ...], int] = kept(layout.profile, "homes of passes", dict)
     spots: dict[tuple[Any, ...], int] = kept(layout.profile, "spots of passes", dict)
     buckets = () if stage in layout.late else tuple([bucket.ready for bucket in layout.buckets[stage]])
-    name = (
-        bound, plan.tp > 1, plan.zero, layout.offloads, layout.partitions, bool(layout.units[stage]),
-        tuple(layout.sections[stage]), buckets,
-    )  # fmt: skip
+    cuts = tuple(layout.sections[stage])
+    name = "spans", bound, plan.zero, layout.offloads, bool(layout.units[stage]), cuts, buckets
     sharing = plan.slicers(rank) if plan.tp > 1 else ()
-    home, spot = homes.setdefault(name, len(homes)), spots.setdefault((rank, sharing), len(spots))
-    # What ranks have a share each of depends on the stage that a block is in.
-    block = home if layout.partitions else homes.setdefault((plan.tp > 1,), len(homes))
-    return _Way(home, block, spot, rank, sharing, *bound)
+    # What ranks have a share each of depends on the cuts.
+    spot = spots.setdefault((rank, sharing, plan.bounds if layout.partitions else ()), len(spots))
+    return _Way(kept(layout.profile, name, dict), spot, rank, sharing, *bound)
 
 
-def _elsewhere(one: CostClass, way: _Way) -> CostClass:
-    """The class of the same pass on other ranks."""
-    kind, _, *middle = one[:_SHARING]
-    sharing = way.sharing if one.sharing else ()
-    return CostClass._make((kind, way.rank, *middle, sharing, *one[_SHARING + 1 :]))
-
-
-def _pass(
-    layout: Layout, kind: Kind, rank: int, stage: int, unit: int, samples: Amount, adds: int, last_pass: int,
-    again: int, cut: int,
-) -> CostClass:  # fmt: skip
-    """A pass, or a piece of one."""
+def _span(layout: Layout, stage: int, number: int, unit: int, last_pass: int, again: int, cut: int) -> _Span:
+    """What a pass, or a piece of one, goes through."""
+    kind = _KINDS[number]
     first, last = layout.plan.bounds[stage]
-    since, until, started = 0.0, 1.0, False
     if kind is _R or (again and kind is _B):
-        first, last = unit, unit + 1
-    elif kind is _F and cut:
-        since, until = unit / (last - first), (unit + 1) / (last - first)
-        first, last = first + unit, first + unit + 1
-    elif (kind is _F or kind is _B) and layout.cut(stage, kind, bool(last_pass)):
+        return unit, unit + 1, 0.0, 1.0, False
+    if kind is _F and cut:
+        return first + unit, first + unit + 1, unit / (last - first), (unit + 1) / (last - first), False
+    if (kind is _F or kind is _B) and layout.cut(stage, kind, bool(last_pass)):
         pieces = layout.sections[stage]
         first, last = pieces[unit if kind is _F else len(pieces) - 1 - unit]
-        started = unit > 0
-    elif kind is _B and last_pass and len(layout.buckets[stage]) > 1 and stage not in layout.late:
+        return first, last, 0.0, 1.0, unit > 0
+    if kind is _B and last_pass and len(layout.buckets[stage]) > 1 and stage not in layout.late:
         # A piece of the backward pass, which is cut where buckets become ready.
         buckets = layout.buckets[stage]
         since = buckets[unit - 1].ready if unit else 0.0
-        until = buckets[unit].ready if unit < len(buckets) - 1 else 1.0
-    sharing = layout.plan.slicers(rank) if layout.plan.tp > 1 and kind in _SHARED else ()
+        return first, last, since, buckets[unit].ready if unit < len(buckets) - 1 else 1.0, False
+    return first, last, 0.0, 1.0, False
+
+
+def _pass(layout: Layout, way: _Way, kind: Kind, span: _Span, samples: Amount, adds: int) -> CostClass:
+    """A pass, or a piece of one."""
+    first, last, since, until, started = span
+    sharing = way.sharing if kind in _SHARED else ()
     talk = _inside(layout.profile, kind is _B, first, last, samples) if sharing else ()
     if kind is _R and layout.partitions:
         talk = (*_gathered(layout, first, samples), *talk)
     return CostClass(
-        kind, rank, -1, first, last, samples, 0, (), since, until, adds, sharing=sharing, inside=talk, started=started
+        kind, way.rank, -1, first, last, samples, 0, (), since, until, adds, sharing=sharing, inside=talk,
+        started=started,
     )  # fmt: skip
 
 
@@ -194,15 +184,12 @@ def _inside(profile: Profile, back: bool, first: int, last: int, samples: Amount
 
 
 def _class(
-    layout: Layout, known: dict[tuple[Any, ...], CostClass], way: _Way, samples: Amount, members: tuple[int, ...], number: int, stage: int, unit: int, peer: int,
-    replica: int, line: int, adds: int, last_pass: int, again: int, together: int, cut: int,
+    layout: Layout, known: dict[tuple[Any, ...], CostClass], way: _Way, samples: Amount, members: tuple[int, ...],
+    number: int, stage: int, unit: int, peer: int, replica: int, line: int, adds: int, last_pass: int, again: int,
+    together: int, cut: int,
 ) -> CostClass:  # fmt: skip
     """Of what is no pass. Those that plans have most of are known by what they are made of."""
     plan, profile, kind = layout.plan, layout.profile, _KINDS[number]
-    if layout.service is not None and kind in _SERVED:
-        found = served_class(layout, layout.service, kind, stage, unit, peer, replica)
-        if found is not None:
-            return found
     rank, first, last = way.rank, way.first, way.last
     if _IS_SHARED_OUT[number]:
         size, by = layout.units[stage][unit].bytes, layout.backend.sums_by

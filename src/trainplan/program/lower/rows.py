@@ -117,7 +117,8 @@ def entries(layout: Layout, steps: int) -> Entries:
     step -= np.concatenate([ago for _, each in lists for _, _, ago in each])
     table = Table(*bodies.rows())
     ends = np.cumsum([0] + [sum(len(b) for b, _, _ in each) for _, each in lists])
-    columns = _as_rows(body, piece, step, ends, np.cumsum(size) - size, size, _WHOLE[table.kind], table.kind == _BARRIER)
+    whole, barrier = _WHOLE[table.kind], table.kind == _BARRIER
+    columns = _as_rows(body, piece, step, ends, np.cumsum(size) - size, size, whole, barrier)
     return Entries(table, *columns)
 
 
@@ -177,8 +178,8 @@ def _decided(
 
 
 def _by_way(layout: Layout) -> list[tuple[Ints, Ints]]:
-    """For every rank of a replica the way (by its place in `stage_rows`) of each operation of its order; and what each is
-    about, with nothing before the first and after the last, where its list has what comes once a step."""
+    """For every rank of a replica the way (by its place in `stage_rows`) of each operation of its order; and what each
+    is about, with nothing before the first and after the last, where its list has what comes once a step."""
     lines = layout.plan.lines
     return [
         (order[:, 2] * lines + order[:, 1], np.concatenate([[0], layout.piece(order), [0]]).astype(np.int64))
