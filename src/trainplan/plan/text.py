@@ -242,7 +242,15 @@ def text(choices: Request | Plan) -> str:
 
 @lru_cache(maxsize=64)
 def brief(choices: Request | Plan) -> str:
-    """The same for people: an order of work that was given is not written out."""
+    """The same for people: an order of work that was given is not written out. Asked for whenever a plan is checked, so
+    it is kept with it."""
+    known: str | None = choices.__dict__.get("_brief")
+    if known is None:
+        known = choices.__dict__["_brief"] = _brief(choices)
+    return known
+
+
+def _brief(choices: Request | Plan) -> str:
     given = f"schedule={GIVEN}" if choices.order else ""
     return " ".join(given if given and word.startswith("schedule=") else word for word in text(choices).split())
 

@@ -309,10 +309,14 @@ def _prices(program: Program, setting: Setting) -> list[Price]:
     """Of every class of a program."""
     prices, at_hand = setting.prices, setting.at_hand
     if len(at_hand) >= MOST_PRICES or len(prices) >= MOST_PRICES:
-        for known in (prices, at_hand, setting.passes):
-            known.clear()
-    found: list[Price] = []
-    for c, hit in zip(program.classes, map(at_hand.get, map(id, program.classes)), strict=True):
+        for each in (prices, at_hand, setting.passes):
+            each.clear()
+    known = list(map(at_hand.get, map(id, program.classes)))
+    found = [hit[1] for hit in known if hit is not None]
+    if len(found) == len(known):
+        return found
+    found = []
+    for c, hit in zip(program.classes, known, strict=True):
         if hit is None:
             price = prices.get(c)
             if price is None:

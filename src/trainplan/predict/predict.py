@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
 from trainplan import files
 from trainplan.cluster.cluster import Cluster
@@ -16,7 +18,7 @@ from trainplan.plan.plan import Plan
 from trainplan.plan.served import ASYNCHRONOUS, SERVED
 from trainplan.predict.accuracy import Accuracy, beyond, known_error
 from trainplan.predict.cards import flows_of, meeting, shares_cards
-from trainplan.predict.clock import Played, compute_seconds, play
+from trainplan.predict.clock import Floats, Played, compute_seconds, play
 from trainplan.predict.contention import alike, contention
 from trainplan.predict.cost import Setting, costs, priced, setting_of
 from trainplan.predict.decided import expected_agendas
@@ -31,7 +33,7 @@ from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.lower.edges import edges
 from trainplan.program.ops import COMPUTES, Kind
-from trainplan.program.program import Program, are
+from trainplan.program.program import Bools, Ints, Program, are
 from trainplan.program.staleness import step_seconds as by_push
 from trainplan.program.timeline import Timeline
 from trainplan.program.wiring import Wiring, wire
@@ -239,12 +241,26 @@ def step_seconds(played: Played) -> float:
         return played.makespan
     if program.bound is not None:
         return _by_push(played)
-    ends = [float(played.end[program.step == step].max()) for step in range(program.steps)]
-    begins = played.start[(program.step == program.steps - 1) & (program.kind == _F)]
-    if len(begins) and begins.min() < ends[-2]:  # steps overlap, and nothing comes after the last: so by their passes
-        passes = _PASS[program.kind]
-        ends = [float(played.end[passes & (program.step == step)].max()) for step in range(program.steps)]
-    return ends[-1] - ends[-2]
+    ends, passes, begin = _by_step(program.kind, program.step, played.start, played.end, _PASS, program.steps)
+    if begin < ends[-2]:  # steps overlap, and nothing comes after the last: so by their passes
+        ends = passes
+    return float(ends[-1] - ends[-2])
+
+
+@njit(cache=True)
+def _by_step(
+    kind: NDArray[np.uint8], step: Ints, start: Floats, end: Floats, passes: Bools, steps: int
+) -> tuple[Floats, Floats, float]:
+    """When every step ends, and its passes do; and when the first forward pass of the last begins."""
+    ends, of_passes, begin = np.full(steps, -np.inf), np.full(steps, -np.inf), np.inf
+    for op in range(len(kind)):
+        own = step[op]
+        ends[own] = max(ends[own], end[op])
+        if passes[kind[op]]:
+            of_passes[own] = max(of_passes[own], end[op])
+        if kind[op] == _F and own == steps - 1:
+            begin = min(begin, start[op])
+    return ends, of_passes, begin
 
 
 def steps_of(plan: Plan) -> int:

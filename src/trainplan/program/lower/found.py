@@ -65,25 +65,26 @@ class Found:
         self._once: dict[tuple[int, int, int, int], int] = {}  # → a row of `_by_step`
         barrier = self.kind == _BARRIER
         single = nonzero(whole & ~barrier)
-        own = row[single]
-        spots = []
-        columns = (table.kind[own], table.stage[own], table.unit[own], self.rank[single], table.replica[own])
-        for kind, stage, unit, rank, replica_of in zip(*[column.tolist() for column in columns], strict=True):
+        used = np.zeros(len(table.kind), dtype=np.int64)
+        used[row[single]] = 1
+        own = nonzero(used > 0)
+        columns = (own, table.kind[own], table.stage[own], table.unit[own], table.rank[own], table.replica[own])
+        for at, kind, stage, unit, rank, replica_of in zip(*[column.tolist() for column in columns], strict=True):
             where = rank
             if kind == _NORM:
                 stage, where = 0, layout.answering(replica_of)
             elif _COLLECTIVE[kind]:
                 across = kind == _REDUCE_GRAD and layout.units[stage] and unit < layout.first_tie
                 where = replica_of % plan.sharers if across else -1
-            spots.append(self._once.setdefault((kind, stage, unit, where), len(self._once)))
+            used[at] = self._once.setdefault((kind, stage, unit, where), len(self._once))
         self._by_step = np.full((len(self._once) + 1, steps), -1, dtype=np.int64)  # the last row stays empty
-        self._by_step[spots, step[single]] = single
+        self._by_step[used[row[single]], step[single]] = single
         met = nonzero(barrier)
         self.barriers = np.full((len(layout.replicas), steps, int(phase.max(initial=0)) + 1), -1, dtype=np.int64)
         self.barriers[replica[row[met]], step[met], phase[met]] = met  # of a replica, in a step, after a phase
-        at = np.arange(self.places)
-        self.replica = at // (plan.pieces * steps)  # of every place, among those that have lists
-        self.piece = at % plan.pieces
+        places = np.arange(self.places)
+        self.replica = places // (plan.pieces * steps)  # of every place, among those that have lists
+        self.piece = places % plan.pieces
         self._sizes, which = layout.kinds_of_amount
         sizes = tuple(self._sizes)
         self._tables: dict[Hashable, Ints] = kept(layout.profile, ("tables", plan.bounds, sizes), dict)

@@ -35,7 +35,7 @@ class Ledger:
         self.kinds: list[int] = []  # of each piece, as are `lates` and `earlies`
         self.lates: list[bool] = []
         self.earlies: list[bool] = []
-        self.columns: tuple[list[Ints], ...] = ([], [], [], [])  # bytes, rank, maker, end
+        self.columns: list[tuple[Ints | int, Ints | int, Ints, Ints]] = []  # bytes, rank, maker, end
         self.readers: list[tuple[Ints, Ints]] = []  # operations, and the values that they read
 
     def add(
@@ -44,7 +44,7 @@ class Ledger:
     ) -> Ints:  # fmt: skip
         """One value for each entry of `maker`, and its number. Of `late` and `early` see `Program.value_late`."""
         count = maker.size
-        numbers = _numbers(self.count, count)
+        numbers: Ints = np.arange(self.count, self.count + count)
         if maker.ndim > 1:
             numbers = numbers.reshape(maker.shape)
         self.count += count
@@ -52,8 +52,7 @@ class Ledger:
         self.kinds.append(int(kind))  # of a member of an enumeration numpy asks for five attributes in vain
         self.lates.append(late)
         self.earlies.append(early)
-        for column, part in zip(self.columns, (size, rank, maker, end), strict=True):
-            column.append(_flat(part, maker))
+        self.columns.append((size, rank, maker, end))
         for reader in readers:
             self.readers.append((reader, numbers))
         return numbers
@@ -71,45 +70,24 @@ class Ledger:
         self.readers.append((reader, numbers))
 
     def close(self, ops: int) -> Values:
-        size, rank, maker, end = [
-            np.concatenate(column, dtype=np.int64, casting="unsafe") for column in self.columns
-        ]  # fmt: skip
+        columns = np.empty((4, self.count), dtype=np.int64)
+        begin = 0
+        for own in self.columns:
+            maker = own[2]
+            end = begin + maker.size
+            for column, part in zip(columns, own, strict=True):
+                if maker.ndim == 1:
+                    column[begin:end] = part
+                else:
+                    column[begin:end].reshape(maker.shape)[...] = part
+            begin = end
         readers = np.concatenate([reader.ravel() for reader, _ in self.readers])
         start, items = _group(readers, np.concatenate([numbers.ravel() for _, numbers in self.readers]), ops)
-        counts = np.array(self.counts)
+        size, rank, maker, end_ = columns
         return Values(
-            np.repeat(np.array(self.kinds, dtype=np.uint8), counts), size, rank, maker, end,
-            np.repeat(np.array(self.lates), counts), np.repeat(np.array(self.earlies), counts), Ragged(start, items),
+            np.repeat(np.array(self.kinds, dtype=np.uint8), self.counts), size, rank, maker, end_,
+            np.repeat(self.lates, self.counts), np.repeat(self.earlies, self.counts), Ragged(start, items),
         )  # fmt: skip
-
-
-def _flat(part: Ints | int, like: Ints) -> Ints:
-    """A column of a piece, one entry after the other."""
-    if not isinstance(part, np.ndarray):
-        found = np.empty(like.size, dtype=np.int64)
-        found.fill(part)
-        return found
-    found = _stretched(part, like)
-    return found if found.ndim == 1 else found.ravel()
-
-
-class _Counting:
-    """Numbers in a row, as far as anybody has asked: a part of them takes less long than to count anew."""
-
-    all: Ints = np.arange(0)
-
-
-def _numbers(begin: int, count: int) -> Ints:
-    """The next so many. They are everybody's: nobody may write to them.
-
-    >>> _numbers(3, 2).tolist()
-    [3, 4]
-    """
-    if begin + count > len(_Counting.all):
-        found = np.arange(2 * (begin + count))
-        found.flags.writeable = False
-        _Counting.all = found
-    return _Counting.all[begin : begin + count]
 
 
 def _stretched(column: Ints, like: Ints) -> Ints:

@@ -178,23 +178,22 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         rest, walls = rest[~barrier], rest[barrier]
         row = lists.row[rest]
         kinds = table.kind[row]
-    # The first of the members that meet in each sum, by replica, stage and place in the lists; and which it is of each.
-    first: dict[tuple[int, ...], tuple[int, int, int]] = {}
-    which: dict[tuple[int, ...], int] = {}
-    of: list[int] = []
-    columns = (rest, lists.step[rest], kinds, table.stage[row], table.unit[row], table.replica[row])
-    for e, step, kind, stage, unit, replica in zip(*[column.tolist() for column in columns], strict=True):
+    # Every step has the same sums: a row of the table says which of them it is, and of those of a step the first of the
+    # members, by replica, stage and place in the lists, stands for all.
+    name_of = np.zeros(len(table.kind), dtype=np.int64)
+    names: dict[tuple[int, int, int, int], int] = {}
+    own_rows = nonzero(np.bincount(row, minlength=len(name_of)) > 0)
+    columns = (own_rows, table.kind[own_rows], table.stage[own_rows], table.unit[own_rows], table.replica[own_rows])
+    for at, kind, stage, unit, replica in zip(*[column.tolist() for column in columns], strict=True):
         named, apart = _named(layout, kind, stage, unit, replica)
-        name = kind, named, unit, apart, step
-        own = replica, stage, e
-        if name not in which:
-            which[name], first[name] = len(which), own
-        elif own < first[name]:
-            first[name] = own
-        of.append(which[name])
-    op[rest] = np.array(of, dtype=np.int64) + len(alone)
-    entry += [e for _, _, e in first.values()]
-    group += [numbers.of_sum(*name[:4]) for name in which]
+        name_of[at] = names.setdefault((kind, named, unit, apart), len(names))
+    of, first, which = _met(
+        rest, lists.step[rest], name_of[row], table.replica[row], table.stage[row], len(names)
+    )  # fmt: skip
+    op[rest] = of + len(alone)
+    entry += first.tolist()
+    members = list(names)
+    group += [numbers.of_sum(*members[name]) for name in which.tolist()]
     # Gathers and scatters are many: one for each group of replicas, step, micro-batch, stage and unit.
     if shared.any():
         own_rows = lists.row[met]
@@ -225,6 +224,26 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         np.concatenate([np.full(len(alone), -1, dtype=np.int64), np.array(group, dtype=np.int64)]),
         tuple([here for here, _, _ in numbers.known]), tuple([span for _, span, _ in numbers.known]),
     )  # fmt: skip
+
+
+@njit(cache=True)
+def _met(entry: Ints, step: Ints, name: Ints, replica: Ints, stage: Ints, names: int) -> tuple[Ints, Ints, Ints]:
+    """Which operation every entry is, of those with the same name and step; and of each of these the entry that stands
+    for it and its name. They are counted as they come."""
+    steps, stages = (step.max() + 1, stage.max() + 1) if len(step) else (0, 0)
+    known, of = np.full(names * steps, -1, np.int64), np.empty(len(entry), np.int64)
+    first, which, best = np.empty(len(entry), np.int64), np.empty(len(entry), np.int64), np.empty(len(entry), np.int64)
+    count = 0
+    for k in range(len(entry)):
+        at, own = name[k] * steps + step[k], replica[k] * stages + stage[k]
+        if known[at] < 0:
+            known[at] = count
+            first[count], which[count], best[count] = entry[k], name[k], own
+            count += 1
+        elif own < best[known[at]] or (own == best[known[at]] and entry[k] < first[known[at]]):
+            first[known[at]], best[known[at]] = entry[k], own
+        of[k] = known[at]
+    return of, first[:count], which[:count]
 
 
 def _named(layout: Layout, kind: int, stage: int, unit: int, replica: int) -> tuple[int, int]:
