@@ -15,13 +15,14 @@ from itertools import pairwise
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from trainplan.program.check.view import Fault, View
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Bools, Ints, Program, nonzero
 from trainplan.program.wiring import stuck
 
-_BARRIER = int(Kind.BARRIER)
+_BARRIER, _MESSAGE = int(Kind.BARRIER), int(Value.MESSAGE)
 
 
 def ends(view: View) -> Iterator[Fault]:
@@ -71,21 +72,41 @@ def apart(view: View) -> Iterator[Fault]:
     barrier = program.kind == _BARRIER
     if not barrier.any():
         return
-    # How many barriers stand before an operation in its list.
-    met = np.cumsum(barrier[view.entry_op])
-    met -= np.concatenate([[0], met])[program.lists.start[view.entry_rank]]
-    before = np.zeros(len(program), dtype=np.int64)
-    before[view.entry_op] = met
     meets = np.full(program.world, -1, dtype=np.int64)  # rank → the group that it meets at barriers
     for group in np.unique(program.group[barrier]).tolist():
         meets[list(program.groups[group])] = group
-    carried = program.value_kind[program.reads.items] == Value.MESSAGE
-    taker, giver = program.reads.owner[carried], program.value_maker[program.reads.items[carried]]
-    taker, giver = taker[giver >= 0], giver[giver >= 0]
-    together = (meets[program.rank[taker]] == meets[program.rank[giver]]) & (meets[program.rank[taker]] >= 0)
-    for i in nonzero(together & (before[taker] != before[giver])).tolist():
-        gives, takes = (f"{program.name(op)} after {before[op]} barriers" for op in (giver[i], taker[i]))
-        yield Fault("apart", int(taker[i]), f"{gives}, {takes}: the message goes on over a barrier")
+    before, takers, givers = _over_barriers(
+        program.lists.start, program.lists.items, barrier, program.rank, meets, program.value_kind,
+        program.value_maker, program.reads.start, program.reads.items,
+    )  # fmt: skip
+    for taker, giver in zip(takers.tolist(), givers.tolist(), strict=True):
+        gives, takes = (f"{program.name(op)} after {before[op]} barriers" for op in (giver, taker))
+        yield Fault("apart", taker, f"{gives}, {takes}: the message goes on over a barrier")
+
+
+@njit(cache=True)
+def _over_barriers(
+    list_start: Ints, list_items: Ints, barrier: Bools, rank: Ints, meets: Ints, value_kind: NDArray[np.uint8],
+    maker: Ints, read_start: Ints, read_items: Ints,
+) -> tuple[Ints, Ints, Ints]:  # fmt: skip
+    """How many barriers stand before every operation in its list; and who takes and gives what goes on over one, where
+    both meet at the same."""
+    before = np.zeros(len(rank), np.int64)
+    for r in range(len(list_start) - 1):
+        met = 0
+        for e in range(list_start[r], list_start[r + 1]):
+            met += barrier[list_items[e]]
+            before[list_items[e]] = met
+    takers, givers, count = np.empty(len(read_items), np.int64), np.empty(len(read_items), np.int64), 0
+    for op in range(len(rank)):
+        for k in range(read_start[op], read_start[op + 1]):
+            by = maker[read_items[k]]
+            if value_kind[read_items[k]] != _MESSAGE or by < 0 or before[op] == before[by]:
+                continue
+            if meets[rank[op]] >= 0 and meets[rank[op]] == meets[rank[by]]:
+                takers[count], givers[count] = op, by
+                count += 1
+    return before, takers[:count], givers[:count]
 
 
 @njit(cache=True)

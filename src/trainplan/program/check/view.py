@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 
 from trainplan.lasting import lasting
+from trainplan.program.lower.distinct import distinct
 from trainplan.program.program import Bools, Ints, Program, nonzero
 from trainplan.program.wiring import Small, Wiring
 
@@ -140,7 +141,7 @@ def close(key: Ints) -> Ints:
     """
     if key.max(initial=0) < 8 * len(key):
         return key
-    return np.asarray(np.unique(key, return_inverse=True)[1], dtype=np.int64)
+    return np.asarray(distinct(key)[1])
 
 
 def maker(program: Program, value: int) -> str:

@@ -17,9 +17,23 @@ def distinct(numbers: Ints) -> tuple[Ints, Ints]:
     >>> first.tolist(), which.tolist()
     ([1, 3, 0], [2, 0, 2, 1])
     """
-    order = np.argsort(numbers, kind="mergesort")
     first, which = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
     count = 0
+    if not len(numbers):
+        return first, which
+    low, high = numbers.min(), numbers.max()
+    if high - low < 4 * len(numbers):  # close together: a table of all between takes less long than to sort them
+        place = np.full(high - low + 1, -1, np.int64)
+        for k in range(len(numbers) - 1, -1, -1):
+            place[numbers[k] - low] = k
+        for at in range(len(place)):
+            if place[at] >= 0:
+                first[count], place[at] = place[at], count
+                count += 1
+        for k in range(len(numbers)):
+            which[k] = place[numbers[k] - low]
+        return first[:count], which
+    order = np.argsort(numbers, kind="mergesort")
     for k in range(len(order)):
         if k == 0 or numbers[order[k]] != numbers[order[k - 1]]:
             first[count] = order[k]

@@ -216,9 +216,10 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         begin, place = distinct(number_of)
         op[walls] = len(alone) + len(entry) + place
         entry += walls[begin].tolist()
+        replicas = replicas[begin]
         for replica in np.unique(replicas).tolist():
             of_replica = numbers.of(replica_group(layout, replica))
-            group += [of_replica] * int((replicas[begin] == replica).sum())  # names are in the order of replicas
+            group += [of_replica] * int((replicas == replica).sum())  # names are in the order of replicas
     return _Numbers(
         op, np.concatenate([alone, np.array(entry, dtype=np.int64)]),
         np.concatenate([np.full(len(alone), -1, dtype=np.int64), np.array(group, dtype=np.int64)]),

@@ -33,6 +33,7 @@ from trainplan.program.program import Ints
 from trainplan.program.schedules import Order
 
 Number = TypeVar("Number", int, Ints)
+_F = int(Kind.F)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def in_phases(layout: Layout, order: Order, body: Ints, apart: Sequence[tuple[Ro
     """
     phases = phases_of(layout)
     stage, number = order[:, 2], order[:, 3]
-    turn = np.where(order[:, 0] == Kind.F, phases.forward(stage, number), phases.backward(stage, number))
+    turn = np.where(order[:, 0] == _F, phases.forward(stage, number), phases.backward(stage, number))
     parts = [(body, number, 3 * turn + 1)]  # within a phase: sends, what waits, the barrier
     micro = np.arange(layout.plan.micro)
     for row, own in apart:
