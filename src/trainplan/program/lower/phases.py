@@ -82,21 +82,29 @@ def in_phases(layout: Layout, order: Order, body: Ints, apart: Sequence[tuple[Ro
 
     `body`: those of the passes in their order; `apart`: the rows that stand by themselves, with their bodies.
     """
+    key = "phases", tuple([row for row, _ in apart])
+    counts, numbers, at = layout.orders.once(key, lambda: _in_turn(layout, order, key[1]))
+    return np.concatenate([body, np.repeat([own for _, own in apart], counts)])[at], numbers
+
+
+def _in_turn(layout: Layout, order: Order, apart: Sequence[Row]) -> tuple[list[int], Ints, Ints]:
+    """How often each row comes that stands by itself; and in the order of the list, what everything is about, and where
+    it stands among the passes and those rows, one after the other."""
     phases = phases_of(layout)
     stage, number = order[:, 2], order[:, 3]
     turn = np.where(order[:, 0] == _F, phases.forward(stage, number), phases.backward(stage, number))
-    parts = [(body, number, 3 * turn + 1)]  # within a phase: sends, what waits, the barrier
+    parts = [(number, 3 * turn + 1)]  # within a phase: sends, what waits, the barrier
     micro = np.arange(layout.plan.micro)
-    for row, own in apart:
+    for row in apart:
         if row.kind is Kind.BARRIER:
             every = np.arange(phases.count)
-            parts.append((np.full(len(every), own), every, 3 * every + 2))
+            parts.append((every, 3 * every + 2))
             continue
         # The stage further on reads the activation and makes its gradient.
         target = np.full(len(micro), max(row.stage, row.peer))
         there = row.kind in (Kind.SEND_F, Kind.RECV_F)
         turn = phases.activation(target, micro) if there else phases.gradient(target, micro)
-        parts.append((np.full(len(micro), own), micro, 3 * turn + (row.kind not in SENDS)))
-    bodies, numbers, slots = (np.concatenate(column) for column in zip(*parts, strict=True))
+        parts.append((micro, 3 * turn + (row.kind not in SENDS)))
+    numbers, slots = (np.concatenate(column) for column in zip(*parts, strict=True))
     at = np.argsort(slots, kind="stable")
-    return bodies[at], numbers[at]
+    return [len(about) for about, _ in parts[1:]], numbers[at], at
