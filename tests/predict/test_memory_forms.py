@@ -8,13 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from synthetic import chain
 from tests.predict.pipelines import pipeline, timed
+from tests.program.strategies import Case, cases, examples
 from trainplan.plan.plan import plan
-from trainplan.predict.clock import Played
+from trainplan.predict.clock import Played, play
 from trainplan.predict.memory import in_flight, peaks, tracks
 from trainplan.program.lower import lower
+from trainplan.program.ops import Value
 from trainplan.program.posting import RECEIVES_AHEAD
 from trainplan.program.program import Program
 from trainplan.program.text import parse
@@ -97,6 +101,22 @@ def test_peak_memory_of_pipelines(schedule: str) -> None:
                 assert peak.op.startswith(f"{peak.rank}B")
                 most = SAVED * held(schedule, p, m, peak.rank)
                 assert most - SAVED <= peak.breakdown["saved"] <= most
+
+
+@examples(40)
+@given(cases(), st.integers(0, 99))
+def test_peaks_are_the_highest_of_all_that_comes_and_goes(case: Case, seed: int) -> None:
+    """Values one by one, in the order of time, as tracks have them; whole seconds, so that much happens at once."""
+    program = case.program()
+    rng = np.random.default_rng(seed)
+    played = play(program, rng.integers(0, 3, len(program)), rng.integers(0, 2, len(program)))
+    for peak, track in zip(peaks(played), tracks(played), strict=True):
+        levels = [int(track.start.sum()), *track.level.tolist()]
+        at = int(np.argmax(levels))
+        parts = track.start + np.bincount(track.kind[:at], track.change[:at], len(Value)).astype(np.int64)
+        assert peak.bytes == levels[at]
+        assert peak.breakdown == {kind.name.lower(): int(parts[kind]) for kind in Value if parts[kind]}
+        assert peak.op == (program.name(track.op[at - 1]) if at else "")
 
 
 def test_what_is_in_flight_does_not_grow_with_the_micro_batches_of_1f1b() -> None:
