@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 DATA = HERE.parent / "benchmarks" / "data"
 ACCURACY = (
     "accuracy-2-cores", "accuracy-16-cores", "orders-cores", "orders-gpu", "exchanges-cores", "exchanges-gpu",
-    "exchanges-gpu-gpt", "exchanges-slow", "exchanges-slow-and-late",
+    "exchanges-gpu-gpt", "exchanges-gpu-mobilenet", "exchanges-slow", "exchanges-slow-and-late",
 )  # fmt: skip
 MACHINES = {  # what is told together of them
     "two cores": ("accuracy-2-cores",),

@@ -250,7 +250,7 @@ def _kept(name: str) -> Calibration:
 
 @pytest.mark.slow
 def test_kept_runs_that_were_held_out_are_not_predicted_worse() -> None:
-    """20 runs on slices of an H200. (Every day the page about it asks for them, too.)"""
+    """21 runs on slices of an H200. (Every day the page about it asks for them, too.)"""
     found = _kept("exchanges-gpu")
     assert [error.of for error in found.held_out] == ["held out by systems"]
     assert found.helps == (not any(error.worse for error in found.held_out))
