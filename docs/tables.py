@@ -18,13 +18,16 @@ DATA = HERE.parent / "benchmarks" / "data"
 ACCURACY = (
     "accuracy-2-cores", "accuracy-16-cores", "orders-cores", "orders-gpu", "exchanges-cores", "exchanges-gpu",
     "exchanges-gpu-gpt", "exchanges-gpu-mobilenet", "exchanges-slow", "exchanges-slow-and-late",
+    "exchanges-slow-servers", "exchanges-slow-and-late-servers",
 )  # fmt: skip
 MACHINES = {  # what is told together of them
     "two cores": ("accuracy-2-cores",),
     "sixteen cores": ("accuracy-16-cores", "orders-cores", "exchanges-cores"),
     "slices of an H200": ("orders-gpu", "exchanges-gpu", "exchanges-gpu-gpt"),
-    "two cores, 1 Gbit/s": ("exchanges-slow", "exchanges-slow-and-late"),
-}
+    "two cores, 1 Gbit/s": (
+        "exchanges-slow", "exchanges-slow-and-late", "exchanges-slow-servers", "exchanges-slow-and-late-servers",
+    ),
+}  # fmt: skip
 ESTIMATED = "estimates-blind"  # on one device, by a file of it
 
 

@@ -409,7 +409,7 @@ def build(
     *,
     inputs: Any = None,
     batch: int | None = None,
-    backend: str = "gloo",
+    backend: str | None = None,
     device: str = "cpu",
     seed: int = 0,
     compiled: bool = False,
@@ -420,7 +420,9 @@ def build(
     `model` is a module with its values (the same on every rank), or a workload or its name. For a module, `loss` and
     `inputs` (an example batch, or a function of samples and seed) are needed, as in `trainplan.workload.user`. What a
     plan in one line leaves open is chosen by the model's estimated times on this rank's kind of device, which must be
-    the same on every rank.
+    the same on every rank. `backend` is gloo for CPUs; for GPUs nccl (a GPU for each rank), or gloo-staged, which goes
+    through host memory and lets ranks share one. Before anything is trained, the model's capture is held against the
+    model on one batch.
     """
     from torch import nn
 
@@ -432,7 +434,7 @@ def build(
     from trainplan.solve.resolve import resolve
     from trainplan.workload.load import load
 
-    plan = runnable(plan)
+    plan, backend = runnable(plan), _backend(backend, device)
     given = {"loss": loss, "optimizer": optimizer, "inputs": inputs, "batch": batch, **fields}
     workload = load(model, **{key: value for key, value in given.items() if value is not None})
     world = join(backend)[1] if "WORLD_SIZE" in os.environ else 1
@@ -440,4 +442,16 @@ def build(
         place = parse_cluster(ranks(world, device))
         plan = resolve(plan, estimate(workload, place.device(0)), place, workload.batch)
     own = model if isinstance(model, nn.Module) else None
-    return assemble(plan, workload, backend=backend, device=device, seed=seed, compiled=compiled, model=own)
+    return assemble(
+        plan, workload, backend=backend, device=device, seed=seed, compiled=compiled, model=own, verified=False
+    )
+
+
+def _backend(asked: str | None, device: str) -> str:
+    """What carries tensors between ranks, where it was not asked for; refused where it cannot."""
+    on_cpu = device.startswith("cpu")
+    fitting = ("gloo",) if on_cpu else ("nccl", "gloo-staged")
+    if asked is not None and asked not in fitting:
+        why = f"tensors are on {device}, {'and it takes those of GPUs' if on_cpu else 'and gloo takes those of CPUs'}"
+        raise InputError(f"backend={asked!r}", why, " or ".join(f"backend={name!r}" for name in fitting))
+    return asked or fitting[0]

@@ -36,7 +36,7 @@ def prepare(
     folder = Path(out or "trainplan-run").resolve()
     job = Job(
         name_of(s), to_json(plan), s.batch, steps, str(folder), backend=there.backend, device=device,
-        compiled=compile or s.profile.compiled, **fields,
+        compiled=compile or s.profile.compiled, verified=s.profile.provenance.verified, **fields,
     ).save()  # fmt: skip
     line = shlex.join(["torchrun", *torchrun(job, plan.world, **start)[3:]])  # after python -m torch.…run
     return Prepared(predict(plan, s.profile, there, s.batch), str(job), line)
@@ -60,7 +60,7 @@ def start(
     expected = predict(plan, s.profile, there, s.batch, keep=True)
     result = launch(
         name_of(s), plan, steps=steps, batch=s.batch, backend=there.backend, device=torch_device(s), out=out,
-        compiled=compile or s.profile.compiled, **fields,
+        compiled=compile or s.profile.compiled, verified=s.profile.provenance.verified, **fields,
     )  # fmt: skip
     if not isinstance(result, RunResult):
         return RanElsewhere(result.host, result.folder)
@@ -102,7 +102,7 @@ def start_elastic(
     device = torch_device(s)
     job = Job(
         name_of(s), to_json(plan), s.batch, steps, str(fresh(out).resolve()), backend=s.cluster.backend, device=device,
-        compiled=compile or s.profile.compiled, **fields,
+        compiled=compile or s.profile.compiled, verified=s.profile.provenance.verified, **fields,
     )  # fmt: skip
     result, changes = train(job, workers, again, max_restarts=max_restarts)
     last, there = changes[-1].plan if changes else plan, wanted.on(workers.places)

@@ -101,7 +101,8 @@ def compare(
     try:
         result = run(
             workload_text, plan, steps=steps, batch=batch, out=folder, show=False, seed=seed, keep_state=True,
-            double=True, reference=False, warm_up=steps, overrides=overrides or {}, backend=backend, device=device,
+            double=True, verified=True, reference=False, warm_up=steps, overrides=overrides or {}, backend=backend,
+            device=device,
         )  # fmt: skip
         parts = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(plan.world)]
         if plan.exchange in ASYNCHRONOUS:

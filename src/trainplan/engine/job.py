@@ -26,6 +26,7 @@ class Job:
     seed: int = 0
     warm_up: int = 2  # steps before the timeline is recorded
     compiled: bool = False
+    verified: bool = False  # the model's capture was held against eager when it was profiled
     data: str = ""  # what workload.datasets.open_data takes; empty: a synthetic batch a step
     samples: int = 0  # of the data; 0: all
     resume: str = ""  # a checkpoint

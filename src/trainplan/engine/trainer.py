@@ -37,6 +37,7 @@ from trainplan.engine.serving import Shard, Weights
 from trainplan.engine.sharded import Chain
 from trainplan.engine.tied import copies_of
 from trainplan.engine.transport import transport
+from trainplan.engine.verified import hold_against_eager
 from trainplan.engine.world import groups_of
 from trainplan.errors import PlanError, RunError
 from trainplan.plan.plan import Plan
@@ -382,11 +383,15 @@ def build(
     seed: int = 0,
     compiled: bool = False,
     model: nn.Module | None = None,
+    verified: bool = True,
 ) -> Trainer:
-    """A trainer for this rank, with the values that `workload.build()` under `seed` has, or those of `model`."""
+    """A trainer for this rank, with the values that `workload.build()` under `seed` has, or those of `model`. Unless it
+    is `verified` that its capture does what the model does, that is found out first."""
     skeleton = Skeleton(workload.build)
     skeleton.model.train()
     captured = capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
+    if not verified:
+        hold_against_eager(captured, workload, sum(p.nbytes for p in skeleton.model.parameters()))
 
     def values(names: set[str]) -> Mapping[str, Any]:
         return values_of(model) if model is not None else skeleton.materialise(names, seed, device)

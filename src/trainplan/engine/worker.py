@@ -119,7 +119,9 @@ def _run(job: Job, out: Path) -> None:
     workload = load(job.workload, **job.overrides)
     if job.double:
         workload = in_double(workload)
-    trainer = build(plan, workload, backend=job.backend, device=device, seed=job.seed, compiled=job.compiled)
+    trainer = build(
+        plan, workload, backend=job.backend, device=device, seed=job.seed, compiled=job.compiled, verified=job.verified
+    )
     if trainer.is_server and job.again:
         trainer.record_again = recorded(Path(job.again) / f"arrivals-{trainer.rank - plan.workers}.json")
     start = _resume(trainer, job, out)
