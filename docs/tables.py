@@ -15,19 +15,14 @@ from trainplan.report.influence import lines as influences
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "benchmarks" / "data"
-ACCURACY = (
-    "accuracy-2-cores", "accuracy-16-cores", "orders-cores", "orders-gpu", "exchanges-cores", "exchanges-gpu",
-    "exchanges-gpu-gpt", "exchanges-gpu-mobilenet", "exchanges-slow", "exchanges-slow-and-late",
-    "exchanges-slow-servers", "exchanges-slow-and-late-servers",
-)  # fmt: skip
+SLOW = "exchanges-slow", "exchanges-slow-and-late"
 MACHINES = {  # what is told together of them
     "two cores": ("accuracy-2-cores",),
     "sixteen cores": ("accuracy-16-cores", "orders-cores", "exchanges-cores"),
     "slices of an H200": ("orders-gpu", "exchanges-gpu", "exchanges-gpu-gpt"),
-    "two cores, 1 Gbit/s": (
-        "exchanges-slow", "exchanges-slow-and-late", "exchanges-slow-servers", "exchanges-slow-and-late-servers",
-    ),
-}  # fmt: skip
+    "two cores, 1 Gbit/s": (*SLOW, *(f"{name}-servers" for name in SLOW)),
+}
+ACCURACY = *(name for names in MACHINES.values() for name in names), "exchanges-gpu-mobilenet"
 ESTIMATED = "estimates-blind"  # on one device, by a file of it
 
 

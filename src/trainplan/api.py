@@ -428,13 +428,13 @@ def build(
 
     from trainplan.cluster.parse import cluster as parse_cluster
     from trainplan.engine.trainer import build as assemble
-    from trainplan.engine.world import join
+    from trainplan.engine.world import carrying, join
     from trainplan.plan.plan import Plan
     from trainplan.profile.estimate import estimate
     from trainplan.solve.resolve import resolve
     from trainplan.workload.load import load
 
-    plan, backend = runnable(plan), _backend(backend, device)
+    plan, backend = runnable(plan), carrying(backend, device)
     given = {"loss": loss, "optimizer": optimizer, "inputs": inputs, "batch": batch, **fields}
     workload = load(model, **{key: value for key, value in given.items() if value is not None})
     world = join(backend)[1] if "WORLD_SIZE" in os.environ else 1
@@ -445,13 +445,3 @@ def build(
     return assemble(
         plan, workload, backend=backend, device=device, seed=seed, compiled=compiled, model=own, verified=False
     )
-
-
-def _backend(asked: str | None, device: str) -> str:
-    """What carries tensors between ranks, where it was not asked for; refused where it cannot."""
-    on_cpu = device.startswith("cpu")
-    fitting = ("gloo",) if on_cpu else ("nccl", "gloo-staged")
-    if asked is not None and asked not in fitting:
-        why = f"tensors are on {device}, {'and it takes those of GPUs' if on_cpu else 'and gloo takes those of CPUs'}"
-        raise InputError(f"backend={asked!r}", why, " or ".join(f"backend={name!r}" for name in fitting))
-    return asked or fitting[0]

@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from trainplan.engine.endpoint import store
-from trainplan.errors import RunError
+from trainplan.errors import InputError, RunError
 
 TIMEOUT = timedelta(seconds=120)
 _FAILURE = "failure"  # where a rank that fails leaves what it says
@@ -94,3 +94,13 @@ def groups_of(
         group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
         found.append(group if isinstance(group, dist.ProcessGroup) else None)
     return found
+
+
+def carrying(asked: str | None, device: str) -> str:
+    """What carries tensors between ranks, where it was not asked for; refused where it cannot."""
+    on_cpu = device.startswith("cpu")
+    fitting = ("gloo",) if on_cpu else ("nccl", "gloo-staged")
+    if asked is not None and asked not in fitting:
+        why = f"tensors are on {device}, {'and it takes those of GPUs' if on_cpu else 'and gloo takes those of CPUs'}"
+        raise InputError(f"backend={asked!r}", why, " or ".join(f"backend={name!r}" for name in fitting))
+    return asked or fitting[0]
