@@ -62,7 +62,9 @@ def test_a_run_is_checked_unless_its_profile_was(tmp_path: Path, measured: bool)
     profile = measure(workload, samples=[1], seconds=0.1) if measured else estimate(workload, device("cpu"))
     assert profile.provenance.verified == measured
     profile.save(tmp_path / "profile.json")
-    api.run(workload.name, "single", "1xcpu", profile=str(tmp_path / "profile.json"), steps=1, out=str(tmp_path / "run"))
+    api.run(
+        workload.name, "single", "1xcpu", profile=str(tmp_path / "profile.json"), steps=1, out=str(tmp_path / "run")
+    )
     assert Job.load(tmp_path / "run" / "job.json").verified == measured
 
 

@@ -1,5 +1,6 @@
 """The simulator stays fast: the benchmark, run once."""
 
+import json
 import os
 import subprocess
 import sys
@@ -46,3 +47,15 @@ def test_a_missed_goal_is_told() -> None:
     assert done.returncode == 1
     assert "1f1b: " in done.stdout
     assert "and the goal is 0.15 s" in done.stdout
+
+
+def test_the_kept_figures_reach_the_goal() -> None:
+    """On one core: 64 stages and 512 micro-batches in 0.15 s, and ten million operations a second. (In lockstep nine:
+    every operation there waits for a barrier.)"""
+    kept = json.loads((BENCHMARK.parent / "data" / "clock-2-cores.json").read_text())
+    rows = {row["schedule"]: row for row in kept["rows"]}
+    assert set(rows) == set(SCHEDULES)
+    for schedule, row in rows.items():
+        assert row["operations"] == operations(schedule)
+        assert row["total"] < 0.15, row
+        assert row["operations"] / row["play"] > (9e6 if schedule == "lockstep" else 10e6), row
