@@ -36,7 +36,7 @@ LEVELS: list[set[str]] = [
     {"bench", "report"},
     {
         "__init__", "__main__", "api", "benches", "cli", "hardware", "methods", "movements", "renting",
-        "run", "situation", "starting", "studies",
+        "run", "saved", "situation", "starting", "studies",
     },
 ]  # fmt: skip
 BESIDE = {
@@ -45,7 +45,7 @@ BESIDE = {
     ("api", "starting"), ("starting", "situation"), ("api", "hardware"), ("hardware", "situation"), ("__main__", "cli"),
     ("api", "studies"), ("api", "benches"), ("api", "methods"), ("methods", "situation"), ("methods", "starting"),
     ("studies", "movements"), ("studies", "situation"), ("movements", "situation"), ("movements", "starting"),
-    ("api", "renting"), ("renting", "situation"),
+    ("api", "renting"), ("renting", "situation"), ("situation", "saved"),
 }  # fmt: skip
 LEVEL = {room: number for number, level in enumerate(LEVELS) for room in level}
 

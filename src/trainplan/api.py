@@ -208,7 +208,7 @@ def recommend(
 
         others = [row.prediction for row in found.ranked if row.prediction.plan.world > 1]
         chosen = [found.best, found.single if found.best.plan.world > 1 else (others or [found.best])[0]]
-        runs = [run_here(s, p, found.cluster, steps, None, compile) for p in dict.fromkeys(p.plan for p in chosen)]
+        runs = [run_here(s, p, found.cluster, steps, None) for p in dict.fromkeys(p.plan for p in chosen)]
     following: list[str] = []
     if found.ranked and can_run(s):  # else there is no command line that means this model
         from trainplan.plan.text import text
@@ -216,6 +216,7 @@ def recommend(
         asked = model if isinstance(model, str) else s.workload or "MODEL"
         where = cluster if isinstance(cluster, str) else s.cluster.name
         words = {"plan": text(found.best.plan), "cluster": where, "batch": s.batch, "profile": profile}
+        words["compile"] = s.profile.compiled
         changes = [f"{key}={value}" for key, value in set.items()] if isinstance(set, Mapping) else list(set)
         verb = "predict" if predicted else "run"
         following = [command(verb, asked, **words), command("explain", asked, **words, set=changes)]
@@ -293,10 +294,10 @@ def run(
     chosen, there = plan_for(plan, s)
     start: dict[str, Any] = {"nnodes": nnodes, "endpoint": endpoint, "max_restarts": max_restarts}
     if bounds is not None:
-        return start_elastic(s, plan, chosen, bounds, steps, out, compile, max_restarts, **fields)
+        return start_elastic(s, plan, chosen, bounds, steps, out, max_restarts, **fields)
     if dry_run:
-        return prepare(s, chosen, there, steps, out, compile, start, fields)
-    return begin(s, chosen, there, steps, out, compile, **start, **fields)
+        return prepare(s, chosen, there, steps, out, start, fields)
+    return begin(s, chosen, there, steps, out, **start, **fields)
 
 
 def compare(
@@ -324,7 +325,7 @@ def compare(
 
     plan = runnable(plan)
     check_request(out, steps=steps, timed_steps=timed_steps)
-    s = situation(model, cluster, batch, profile, (), False, parts(inputs, loss, optimizer), runs=True)
+    s = situation(model, cluster, batch, profile, (), None, parts(inputs, loss, optimizer), runs=True)
     chosen, there = plan_for(plan, s)
     with progress(lines=True) as report:  # starting Python and torch on every rank takes seconds, twice
         found = hold(
@@ -332,7 +333,7 @@ def compare(
             progress=report,
         )  # fmt: skip
         report(f"timing {some(timed_steps, 'step')} on {some(chosen.world, 'new process')}", 0.7)
-        timed = run_here(s, chosen, there, timed_steps, out, False, seed=seed, show=False)
+        timed = run_here(s, chosen, there, timed_steps, out, seed=seed, show=False)
     return Compared(found, timed)
 
 

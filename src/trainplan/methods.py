@@ -178,7 +178,7 @@ def _by_running(
         for number, (key, found) in enumerate(solved):
             report(f"running {key}, {number + 1} of {len(solved)}", number / len(solved))
             try:
-                ran = run_here(s, found.plan, there, steps, None, s.profile.compiled, show=False)
+                ran = run_here(s, found.plan, there, steps, None, show=False)
             except TrainplanError as error:
                 dropped.append((key, (error.why or str(error)).strip().splitlines()[-1]))
                 continue

@@ -78,7 +78,7 @@ def _rows(s: Situation, model: str, count: int, preload: str, steps: int) -> lis
     from trainplan.starting import run_here
 
     with TemporaryDirectory() as folder:
-        ran = run_here(s, plan, there, steps, str(Path(folder) / "run"), False, show=False)
+        ran = run_here(s, plan, there, steps, str(Path(folder) / "run"), show=False)
         timeline = Timeline.load(str(Path(ran.out) / "timeline.json"))
     step, inputs, weights = shares(timeline)
     return [row, replace(row, how="measured", step_s=step, input=inputs, model=weights)]

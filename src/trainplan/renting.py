@@ -51,6 +51,7 @@ def budget(
     given = parts(inputs, loss, optimizer)
     known: dict[str, Profile] = {}
     there: list[tuple[Profile, Cluster]] = []
+    sizes: list[int] = []  # of the batch, which a model's name may say
     chosen = _machines(machines, model, profile)
     with progress() as report:
         for number, name in enumerate(chosen):
@@ -58,20 +59,22 @@ def budget(
             cluster = _priced(name, set)
             device = cluster.device(0).name
             if device not in known:
-                known[device] = situation(model, cluster, batch, profile, (), False, given).profile
+                s = situation(model, cluster, batch, profile, (), None, given)
+                known[device], sizes = s.profile, [*sizes, s.batch]
                 refuse_fixed(known[device], set, saved=has_profile(model, profile))
             there.append((known[device], cluster))
-        found = market(there, batch or there[0][0].batch, wishes, top, report)
+        found = market(there, sizes[0], wishes, top, report)
     following = []
     if found.offers and isinstance(model, str):
         from trainplan.plan.text import text
 
-        best, size = found.offers[0], batch or there[0][0].batch
+        best = found.offers[0]
         changes = [f"{key}={value}" for key, value in set.items()] if hasattr(set, "items") else list(set)
-        words = {"cluster": best.cluster.name, "batch": size, "set": changes, "profile": profile}
+        words = {"cluster": best.cluster.name, "batch": sizes[0], "set": changes, "profile": profile}
+        words["compile"] = there[0][0].compiled
         following.append(command("explain", model, plan=text(best.prediction.plan), **words))
     first = found.offers[0].cluster if found.offers else there[0][1]
-    return Budgeted(found, wishes, known[first.device(0).name], batch or there[0][0].batch, tuple(following))
+    return Budgeted(found, wishes, known[first.device(0).name], sizes[0], tuple(following))
 
 
 def _machines(text: str, model: Any, profile: Any) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainplan.errors import InputError, PlanError, RunError, TrainplanError
+from trainplan.saved import batch_in, refuse_others, refuse_otherwise
 
 if TYPE_CHECKING:
     from trainplan.cluster.cluster import Cluster
@@ -145,10 +146,13 @@ def parts(inputs: Any, loss: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def situation(
-    model: Any, cluster: str | Cluster, batch: int | None, profile: str | Profile | None, set: Changes, compile: bool,
-    given: Mapping[str, Any] = {}, runs: bool = False,
+    model: Any, cluster: str | Cluster, batch: int | None, profile: str | Profile | None, set: Changes,
+    compile: bool | None, given: Mapping[str, Any] = {}, runs: bool = False,
 ) -> Situation:  # fmt: skip
-    """The model on the cluster; `given` are its `parts`. `runs`: other processes must be able to load it."""
+    """The model on the cluster; `given` are its `parts`. `runs`: other processes must be able to load it.
+
+    `compile` must be as in a profile that is given; None: whatever that says, or eager.
+    """
     from trainplan.profile.profile import Profile
 
     if batch is not None and batch < 1:
@@ -160,28 +164,31 @@ def situation(
         why = "a profile was made with inputs, loss and optimizer, and cannot take others"
         raise InputError(f"{', '.join(f'{key}=' for key in given)} with a profile", why, "leaving them out")
     made = made_in_python(model, given, runs) if known is None else None
-    there = cluster_for(cluster, set)
     if known is not None:
         found = known if isinstance(known, Profile) else Profile.load(known)
-        name = model if isinstance(model, str) and known is not model else found.workload
-        if _head(name) != _head(found.workload):
-            raise InputError(f"--profile of {found.workload}", f"the model is {name}", "its own profile, or neither")
+        where = cluster if isinstance(cluster, str) else cluster.name
+        name = _named(model, found) if known is not model else found.workload
+        refuse_others(found, name, where, bool(compile))
+        if compile is not None:
+            refuse_otherwise(found, compile, name, where, here=device_here(found.device) is not None)
+        there = cluster_for(cluster, set)  # only now: this machine would be probed
         refuse_fixed(found, set, saved=True)
-        return Situation(name, found, there, batch or found.batch)
-    found = profile_for(made or model, there, batch, compile=compile)
+        return Situation(name, found, there, batch or batch_in(name, found))
+    there = cluster_for(cluster, set)
+    found = profile_for(made or model, there, batch, compile=bool(compile))
     refuse_fixed(found, set, saved=False)
     return Situation(found.workload, found, there, batch or found.batch, made)
 
 
-def _head(name: str) -> str:
-    """What a workload is, without its options, and of a file without its folder.
+def _named(model: Any, profile: Profile) -> str:
+    """The name of a model that a profile was given with; the profile's, where it is a module, which has none."""
+    if has_profile(model, None):
+        raise InputError("two profiles", "the model is given as a profile, and --profile is another", "one of the two")
+    from trainplan.workload.workload import Workload
 
-    >>> _head("gpt:layers=2,hidden=8"), _head("models/net.py:build,width=3"), _head("resnet18:cifar10,batch=8")
-    ('gpt', 'net.py:build', 'resnet18:cifar10')
-    """
-    head = name.partition(",")[0]
-    head = head.partition(":")[0] if "=" in head else head
-    return head.rpartition("/")[2] if ".py:" in head else head
+    if isinstance(model, Workload):
+        return model.name
+    return model if isinstance(model, str) else profile.workload
 
 
 def made_in_python(model: Any, given: Mapping[str, Any] = {}, runs: bool = False) -> Workload | None:

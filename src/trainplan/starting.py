@@ -27,7 +27,7 @@ from trainplan.situation import Situation, name_of, torch_device
 
 
 def prepare(
-    s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, start: dict[str, Any],
+    s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, start: dict[str, Any],
     fields: dict[str, Any],
 ) -> Prepared:  # fmt: skip
     """Write the job, and say how torchrun starts it."""
@@ -36,31 +36,27 @@ def prepare(
     folder = Path(out or "trainplan-run").resolve()
     job = Job(
         name_of(s), to_json(plan), s.batch, steps, str(folder), backend=there.backend, device=device,
-        compiled=compile or s.profile.compiled, verified=s.profile.provenance.verified, **fields,
+        compiled=s.profile.compiled, verified=s.profile.provenance.verified, **fields,
     ).save()  # fmt: skip
     line = shlex.join(["torchrun", *torchrun(job, plan.world, **start)[3:]])  # after python -m torch.…run
     return Prepared(predict(plan, s.profile, there, s.batch), str(job), line)
 
 
-def run_here(
-    s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, **fields: Any
-) -> Ran:
+def run_here(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, **fields: Any) -> Ran:
     """Train on this machine, where the results are then."""
-    answer = start(s, plan, there, steps, out, compile, **fields)
+    answer = start(s, plan, there, steps, out, **fields)
     assert isinstance(answer, Ran)
     return answer
 
 
-def start(
-    s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, compile: bool, **fields: Any
-) -> Ran | RanElsewhere:
+def start(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, **fields: Any) -> Ran | RanElsewhere:
     """Train. On several machines the results are on one of them."""
     if steps < 1:
         raise PlanError(f"--steps {steps}", "a run has at least one step", "--steps 20")
     expected = predict(plan, s.profile, there, s.batch, keep=True)
     result = launch(
         name_of(s), plan, steps=steps, batch=s.batch, backend=there.backend, device=torch_device(s), out=out,
-        compiled=compile or s.profile.compiled, verified=s.profile.provenance.verified, **fields,
+        compiled=s.profile.compiled, verified=s.profile.provenance.verified, **fields,
     )  # fmt: skip
     if not isinstance(result, RunResult):
         return RanElsewhere(result.host, result.folder)
@@ -84,7 +80,7 @@ def bounds_of(elastic: str, save_every: int, nnodes: str, dry_run: bool) -> Boun
 
 
 def start_elastic(
-    s: Situation, asked: Plan | Request, plan: Plan, bounds: Bounds, steps: int, out: str | None, compile: bool,
+    s: Situation, asked: Plan | Request, plan: Plan, bounds: Bounds, steps: int, out: str | None,
     max_restarts: int, **fields: Any,
 ) -> Ran:  # fmt: skip
     """Train, and go on under another plan when workers come or go."""
@@ -102,7 +98,7 @@ def start_elastic(
     device = torch_device(s)
     job = Job(
         name_of(s), to_json(plan), s.batch, steps, str(fresh(out).resolve()), backend=s.cluster.backend, device=device,
-        compiled=compile or s.profile.compiled, verified=s.profile.provenance.verified, **fields,
+        compiled=s.profile.compiled, verified=s.profile.provenance.verified, **fields,
     )  # fmt: skip
     result, changes = train(job, workers, again, max_restarts=max_restarts)
     last, there = changes[-1].plan if changes else plan, wanted.on(workers.places)

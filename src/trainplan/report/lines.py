@@ -127,6 +127,8 @@ def command(name: str, *words: str, **options: object) -> str:
     parts = ["trainplan", name, *words]
     for key, value in options.items():
         for item in value if isinstance(value, list) else [value]:
-            if item not in (None, ""):
+            if item is True:
+                parts.append(f"--{key.replace('_', '-')}")
+            elif item is not False and item not in (None, ""):
                 parts += [f"--{key.replace('_', '-')}", str(item)]
     return shlex.join(parts)
