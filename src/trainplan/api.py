@@ -20,7 +20,7 @@ from trainplan.benches import bench_accuracy as bench_accuracy
 from trainplan.benches import bench_published as bench_published
 from trainplan.benches import bench_run as bench_run
 from trainplan.benches import calibrate as calibrate
-from trainplan.errors import InputError, TrainplanError
+from trainplan.errors import InputError, TrainplanError, refuse_unheard
 from trainplan.hardware import device as device
 from trainplan.hardware import roofline as roofline
 from trainplan.methods import check_method, choose
@@ -48,19 +48,12 @@ if TYPE_CHECKING:
     from trainplan.plan.plan import Plan, Request
     from trainplan.predict.predict import Prediction
     from trainplan.profile.profile import Profile
-    from trainplan.report.answers import (
-        Compared,
-        Described,
-        Drawn,
-        Predicted,
-        Profiled,
-        Recommended,
-        Systems,
-    )
+    from trainplan.report.answers import Compared, Described, Drawn, Predicted, Profiled, Recommended, Systems
     from trainplan.report.explain import Explanation
     from trainplan.report.methods import Chosen
     from trainplan.report.ran import Prepared, Ran, RanElsewhere
 
+PLANNED = "--plan ddp, for a model's timeline; or leaving them out, for a saved one"
 DEFAULT_WORKLOAD = "resnet18:cifar10,batch=32,lr=0.01"  # small enough for a laptop
 
 
@@ -190,6 +183,8 @@ def recommend(
     wishes = wishes_of(objective, deadline, budget, epochs, devices, synchronous, framework, study)
     check_method(method, results, predicted, wishes.words, candidates)
     if method != "model":
+        why, instead = "it shows all of its candidates, and trains with none that it chose", "--method model"
+        refuse_unheard(recommend, locals(), ("run", "top"), f"--method {method}", why, f"{instead}, or --candidates")
         s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer), method == "data")
         return choose(method, s, memory, results, steps, candidates)
     from trainplan.report.answers import Recommended
@@ -382,6 +377,8 @@ def timeline(
         raise InputError(f"--csv {csv}", why, "--plan 'pp=2 schedule=1f1b'" if plan is None else f"--csv {csv}.csv")
     again = ""
     if plan is None:
+        names, why = ("cluster", "batch", "profile", "set", "compile"), "a timeline that was saved is drawn as it is"
+        refuse_unheard(timeline, locals(), (*names, "inputs", "loss", "optimizer"), "no --plan with", why, PLANNED)
         shown = [model if isinstance(model, Timeline) else Timeline.load(model)]
     else:
         s = situation(model, cluster, batch, profile, set, compile, parts(inputs, loss, optimizer))

@@ -13,8 +13,10 @@ print it without a traceback and exit with code 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class TrainplanError(Exception):
@@ -79,3 +81,36 @@ def nearest(word: str, known: Iterable[str], count: int = 3) -> str:
     if not close and len(known) <= 8:
         close = known
     return ", ".join(close) if close else f"one of {', '.join(sorted(known))}"
+
+
+def refuse_unheard(
+    function: Callable[..., Any], given: Mapping[str, Any], names: Iterable[str], asked: str, why: str, instead: str
+) -> None:
+    """Refuse arguments of a function that would change nothing of what is asked, where they are not as usual.
+
+    >>> def draw(width=100, steps=1): refuse_unheard(draw, locals(), ["steps"], "draw", "it has one", "--width")
+    >>> draw(width=3)
+    >>> draw(steps=2)
+    Traceback (most recent call last):
+    trainplan.errors.InputError: draw --steps 2: it has one. Try --width.
+    """
+    usual = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+    heard = [_typed(name, given[name]) for name in names if _differs(given[name], usual[name])]
+    if heard:
+        raise InputError(f"{asked} {' '.join(heard)}", why, instead)
+
+
+def _differs(value: Any, usual: Any) -> bool:
+    if usual is None:
+        return value is not None
+    return bool(value or usual) and value != usual  # [] is as good as ()
+
+
+def _typed(name: str, value: Any) -> str:
+    """An argument as an option of a command."""
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return option
+    if isinstance(value, Mapping):
+        value = [f"{key}={item}" for key, item in value.items()]
+    return " ".join(f"{option} {item}" for item in (value if isinstance(value, list | tuple) else [value]))

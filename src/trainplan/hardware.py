@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainplan.errors import InputError, nearest
+from trainplan.errors import InputError, nearest, refuse_unheard
 from trainplan.situation import made_in_python, parts
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ def device(
     from trainplan.report.device import MeasuredDevice
 
     if action == "show":
+        given, of = {"device": device, "minutes": minutes, "quick": quick}, f"device show {name}".strip()
+        instead = "device measure with them, or leaving them out"
+        refuse_unheard(_DEVICE, given, given, of, "a file is shown, and nothing is measured", instead)
         found, path, scaled_to = _file(name)
         if output:
             found.save(output)
@@ -57,6 +60,9 @@ def device(
     with progress() as report:
         found = measure(chosen, minutes, path or None, quick, report, typed)
     return MeasuredDevice(found, path)
+
+
+_DEVICE = device  # in the function its name is torch's of the device
 
 
 def _file(name: str) -> tuple[DeviceFile, str, str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from trainplan.errors import InputError, nearest
+from trainplan.errors import InputError, nearest, refuse_unheard
 
 if TYPE_CHECKING:
     from trainplan.report.influence import Influences
@@ -20,6 +20,13 @@ WORKERS = {"staleness": "1,2,4,8,16", "data-movement": "1,2,3,4", "methods": "4"
 # Of Xu 2021, table 2, who named the GTX 1080 Ti. Batches of 256.
 NETWORKS = "resnet34:imagenet,resnet50:imagenet,vgg19:imagenet,mobilenetv2:imagenet"
 GPT = "gpt:layers=24,hidden=2048,heads=16,seq=1024,vocab=50304"  # whose states take as much as its activations
+# What only some of them take.
+TRAINED, ON_DEVICES = ("tasks", "rules", "seeds", "epochs"), ("models", "device", "batch", "set")
+UNHEARD = {
+    "staleness": ((*ON_DEVICES, "steps"), "it trains small models of its own"),
+    "data-movement": (TRAINED, "it predicts steps, and trains nothing"),
+    "methods": (TRAINED, "it predicts steps, and trains nothing"),
+}
 # What else is predicted on what, where nothing is said: models, device, samples of a step.
 PREDICTED = {"data-movement": (NETWORKS, "GTX1080Ti", 256), "methods": (GPT, "A100-80", 8)}
 
@@ -50,6 +57,11 @@ def study(
     """
     if what not in STUDIES:
         raise InputError(f"study {what}", f"the studies are: {', '.join(STUDIES)}", nearest(what, STUDIES))
+    given = {"tasks": tasks, "rules": rules, "seeds": seeds, "epochs": epochs, "models": models, "device": device}
+    names, why = UNHEARD[what]
+    instead = f"study {'data-movement' if what == 'staleness' else 'staleness'} with them, or leaving them out"
+    given |= {"batch": batch, "steps": steps, "set": set}
+    refuse_unheard(study, given, names, f"study {what}", why, instead)
     from trainplan.report.picture import check_picture
 
     for path in picture:

@@ -102,7 +102,7 @@ def fresh(out: str | Path | None) -> Path:
 
 def check_request(
     out: str | Path | None = None, resume: str = "", samples: int = 0, save_every: int = 0, steps: int = 1,
-    timed_steps: int = 1, **_: Any,
+    timed_steps: int = 1, data: str = "", **_: Any,
 ) -> None:  # fmt: skip
     """Refuse what cannot be: a folder that is a file, a checkpoint that is not there, no steps, numbers below zero."""
     for option, value in (("--steps", steps), ("--timed-steps", timed_steps)):
@@ -111,6 +111,9 @@ def check_request(
     for option, value in (("--samples", samples), ("--save-every", save_every)):
         if value < 0:
             raise InputError(f"{option} {value}", "it counts something", f"{option} {-value}, or leaving it out")
+    if samples and not data:
+        why = "they are of a data set, and without one batches are made up, as many as there are steps"
+        raise InputError(f"--samples {samples}", why, f"--data memory --samples {samples}, or leaving it out")
     if out:
         path = Path(out)
         found = next(place for place in (path, *path.parents) if place.exists())
