@@ -65,12 +65,12 @@ def ask(address: str) -> None:
     """Have a process forked that does what this one was asked to do, and end as it ends."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
-        request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+        deaf = [number for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
+        request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), deaf]).encode()
         socket.send_fds(server, [struct.pack("q", len(request))], [0, 1, 2])
         server.sendall(request)
-        for number in PASSED_ON:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+        for number in set(PASSED_ON) - set(deaf):
+            signal.signal(number, lambda number, _: server.sendall(bytes([number])))
         answer = server.recv(4)
     code = struct.unpack("i", answer)[0] if answer else 1
     if code < 0:
@@ -127,13 +127,19 @@ def mind(connection: socket.socket, worker: int) -> None:
             os._exit(0)
 
 
-def become(files: list[int], arguments: list[str], environment: dict[str, str], folder: str) -> list[str]:
-    """Take on what a process has from the one that starts it; the command line."""
+def become(
+    files: list[int], arguments: list[str], environment: dict[str, str], folder: str, deaf: list[int]
+) -> list[str]:  # fmt: skip
+    """Take on what a process has from the one that starts it, the signals that it passes over among it; the command
+    line."""
     import random
 
     import numpy as np
 
     os.setsid()
+    for number in PASSED_ON:  # the server may have been started in the background of a shell, where Ctrl-C is not heard
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in deaf else usual)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
