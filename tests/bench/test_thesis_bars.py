@@ -18,8 +18,7 @@ from trainplan.bench.results import Outcome, read
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 BARS = {"single": 0.15, "horovod": 0.15, "torchgpipe-as-found": 0.20}
 NOISE = 2.0  # times its floor
-# Of 26 ms 4 are between two steps: its host had six cores, and three idle workers beside it (docs/bench.md).
-TOLD = ["single on resnet18:imagenet x4, 22.4 GiB a worker, 4 slices of a GPU: -18.4%, noise floor 7.6%"]
+SHORT = DATA / "suite-slices"
 
 
 def misses(outcomes: Sequence[Outcome]) -> list[str]:
@@ -40,10 +39,16 @@ def covered(outcomes: Sequence[Outcome]) -> set[tuple[str, str]]:
 
 
 def test_results_that_are_kept() -> None:
-    """Every case of the suite that is among the data: none is further off than the thesis was, but for what is told."""
-    kept = [path for path in sorted(DATA.rglob("*.json")) if files.kind(path) == "bench"]
+    """Every case of the suite that is among the data: none is further off than the thesis was."""
+    kept = [path for path in sorted(DATA.rglob("*.json")) if files.kind(path) == "bench" and path.parent != SHORT]
     assert kept
-    assert misses(read(kept)) == TOLD
+    assert misses(read(kept)) == []
+
+
+@pytest.mark.xfail(strict=True, reason="ResNet-18 alone is 18 % off: 4 of its 26 ms are between two steps")
+def test_results_where_hosts_were_short_of_cores() -> None:
+    """The same of four slices of a GPU that had six cores (docs/bench.md): not reached yet."""
+    assert misses(read([SHORT])) == []
 
 
 @pytest.mark.slow

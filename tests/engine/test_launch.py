@@ -84,7 +84,7 @@ def test_a_failing_rank_stops_all_ranks(
         assert not told or re.search(noticed, str(error.value))
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_whoever_is_ended_leaves_no_process(how: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C, and what schedulers send: both go through the command, whose ranks are in a group of their own."""
     script = (
