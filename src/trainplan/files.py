@@ -21,14 +21,37 @@ import tempfile
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainplan.errors import InputError, nearest
+from trainplan.errors import InputError, closest, nearest
 
 FORMAT = 1  # one number for all our files; raised when an old reader would misunderstand a new file
 HEADER = ("trainplan", "format", "data")  # the keys of a file
 T = TypeVar("T")
+MADE_BY = {  # what writes the files that people have in their hands
+    "profile": "trainplan profile MODEL -o profile.json",
+    "cluster": "trainplan cluster probe -o cluster.json",
+    "device": "trainplan device measure -o device.json",
+    "timeline": "trainplan run MODEL --plan PLAN --out FOLDER",
+    "checkpoint": "trainplan run MODEL --plan PLAN --save-every 10 --out FOLDER",
+    "bench": "trainplan bench run",
+    "staleness": "trainplan study staleness -o staleness.json",
+}
+
+
+def made_by(what: str) -> str:
+    """Where a file of this kind comes from, for the last part of a message."""
+    return f"a {what} that is made by {MADE_BY[what]}" if what in MADE_BY else f"making the {what} again"
+
+
+def neighbour(path: str | Path, otherwise: str) -> str:
+    """A file with nearly this name and the same ending, which may have been meant; `otherwise` where there is none."""
+    path = Path(path).expanduser()
+    beside = {p.name: p for p in path.parent.glob(f"*{path.suffix}") if p.is_file() and p != path}
+    close = [str(beside[name]) for name in get_close_matches(path.name, beside, n=3, cutoff=0.75)]
+    return ", ".join([*close, otherwise])
 
 
 def to_json(value: Any) -> Any:
@@ -57,34 +80,75 @@ def _convert(kind: Any, data: Any, where: str) -> Any:
         return _convert(next(a for a in args if a is not type(None)), data, where)
     if origin is tuple:
         if not isinstance(data, list):
-            raise InputError(where, f"a list was expected, found {data!r:.60}")
+            raise InputError(where, f"a list was expected, found {data!r:.60}", _like(kind, data))
         if len(args) == 2 and args[1] is Ellipsis:
             if args[0] is str and all(isinstance(item, str) for item in data):
                 return tuple(data)  # at once: device files have many thousands of them
             return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(data))
         if len(args) != len(data):
-            raise InputError(where, f"{len(args)} items were expected, found {len(data)}")
+            raise InputError(where, f"{len(args)} items were expected, found {len(data)}", _like(kind, data))
         return tuple(_convert(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(zip(args, data, strict=True)))
     if origin is dict:
         if not isinstance(data, dict):
-            raise InputError(where, f"a mapping was expected, found {data!r:.60}")
+            raise InputError(where, f"a mapping was expected, found {data!r:.60}", _like(kind, data))
         return {args[0](key): _convert(args[1], item, f"{where}.{key}") for key, item in data.items()}
     if origin is typing.Literal:
         if data in args:
             return data
-        raise InputError(where, f"one of {', '.join(map(str, args))} was expected, found {data!r:.60}")
+        raise InputError(
+            where, f"one of {', '.join(map(str, args))} was expected, found {data!r:.60}", _like(kind, data)
+        )
     if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
         return float(data)
     if isinstance(data, bool) and kind is int:  # to Python true is a number, to a reader of our files it is not
-        raise InputError(where, f"int was expected, found {data!r}")
+        raise InputError(where, f"int was expected, found {data!r}", _like(kind, data))
     if kind is Any or (isinstance(kind, type) and isinstance(data, kind)):
         return data
-    raise InputError(where, f"{getattr(kind, '__name__', kind)} was expected, found {data!r:.60}")
+    raise InputError(where, f"{getattr(kind, '__name__', kind)} was expected, found {data!r:.60}", _like(kind, data))
+
+
+def _like(kind: Any, data: Any) -> str:
+    """JSON of this kind that is as near to `data` as can be."""
+    return json.dumps(_near(kind, data), ensure_ascii=False)
+
+
+def _near(kind: Any, data: Any) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        given = data if isinstance(data, dict) else {}
+        hints = typing.get_type_hints(kind)
+        needed = [f.name for f in dataclasses.fields(kind) if _is_needed(f)]
+        return {name: _near(hints[name], given.get(name)) for name in needed}
+    if origin in (typing.Union, types.UnionType):
+        return None if data is None else _near(next(a for a in args if a is not type(None)), data)
+    if origin is tuple:
+        items = data if isinstance(data, list) else [data]
+        if args[-1] is Ellipsis:
+            return [_near(args[0], item) for item in items[:4]]
+        return [_near(a, items[i] if i < len(items) else None) for i, a in enumerate(args)]
+    if origin is dict:
+        return {"KEY": _near(args[1], None)}
+    if origin is typing.Literal:
+        return closest(str(data), map(str, args)) if isinstance(args[0], str) else args[0]
+    if kind in (int, float) and isinstance(data, int | float | str):
+        return _number(kind, data)
+    return {int: 1, float: 1.0, str: str(data), bool: bool(data)}.get(kind)
+
+
+def _number(kind: type, data: Any) -> Any:
+    try:
+        return kind(float(data))
+    except (ValueError, OverflowError):  # a word, or no finite number
+        return kind(1)
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _dataclass(cls: type, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
-        raise InputError(where, f"a mapping was expected, found {data!r:.60}")
+        raise InputError(where, f"a mapping was expected, found {data!r:.60}", _like(cls, data))
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for key in data:
         if key not in fields:
@@ -94,8 +158,8 @@ def _dataclass(cls: type, data: Any, where: str) -> Any:
     for name, field in fields.items():
         if name in data:
             values[name] = _convert(hints[name], data[name], f"{where}.{name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise InputError(where, f"the key {name!r} is missing")
+        elif _is_needed(field):
+            raise InputError(where, f"the key {name!r} is missing", f'"{name}": {_like(hints[name], None)}')
     return cls(**values)
 
 
@@ -129,30 +193,29 @@ def read(path: str | Path, what: str) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(str(path), f"it cannot be read ({error.strerror})") from None
+        raise InputError(str(path), f"it cannot be read ({error.strerror})", neighbour(path, made_by(what))) from None
     except UnicodeDecodeError:
-        raise InputError(str(path), f"it is not a text file, so not a trainplan {what}") from None
+        raise InputError(str(path), f"it is not a text file, so not a trainplan {what}", made_by(what)) from None
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(
-            str(path), f"broken JSON at line {error.lineno}: {error.msg}", f"making the {what} again"
-        ) from None
+        raise InputError(str(path), f"broken JSON at line {error.lineno}: {error.msg}", made_by(what)) from None
     if not isinstance(content, dict) or "trainplan" not in content:
-        raise InputError(str(path), f"it is JSON, but not a trainplan {what}", f"a file made by trainplan {what}")
+        raise InputError(str(path), f"it is JSON, but not a trainplan {what}", made_by(what))
     if content["trainplan"] != what:
-        raise InputError(str(path), f"it is a trainplan {content['trainplan']}, and a {what} was expected")
+        why = f"it is a trainplan {content['trainplan']}, and a {what} was expected"
+        raise InputError(str(path), why, made_by(what))
     if content.get("format") != FORMAT:
         raise InputError(
             str(path),
             f"it has format {content.get('format')}, and this version reads {FORMAT}",
-            f"making the {what} again",
+            made_by(what),
         )
     for key in content:
         if key not in HEADER:
             raise InputError(f"{path}.{key}", "there is no such key beside the data", nearest(key, HEADER))
     if "data" not in content:
-        raise InputError(str(path), "the key 'data' is missing", f"making the {what} again")
+        raise InputError(str(path), "the key 'data' is missing", made_by(what))
     return content["data"]
 
 

@@ -140,6 +140,7 @@ def test_mistakes_are_named_with_their_place(lab, before, after, message):
         load_yaml(lab)
     assert "lab.yaml" in str(raised.value)
     assert message in str(raised.value)
+    assert raised.value.instead
 
 
 @pytest.mark.parametrize(

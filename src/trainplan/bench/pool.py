@@ -110,7 +110,8 @@ class Pool:
             while waiting:
                 ready = wait(list(waiting), timeout=timeout)
                 if not ready:
-                    raise RunError(asked, f"ranks {sorted(waiting.values())} gave no answer in {timeout:g} s")
+                    why = f"ranks {sorted(waiting.values())} gave no answer in {timeout:g} s"
+                    raise RunError(asked, why, "a longer timeout=, or a machine that is less busy")
                 for pipe in (pipe for pipe in self.pipes if pipe in ready):
                     rank = waiting.pop(pipe)
                     kind, value = pipe.recv()
@@ -120,7 +121,8 @@ class Pool:
         except BaseException as error:
             self.stop()
             if isinstance(error, EOFError | ConnectionError):
-                raise RunError(asked, "a process ended without an answer") from None
+                why = "a process ended without an answer"
+                raise RunError(asked, why, "fewer processes, if memory was short") from None
             raise
         return results
 

@@ -137,7 +137,8 @@ def _relay(spaces: tuple[Space, ...], rate: float, delay_s: float) -> Iterator[N
     try:
         assert process.stdout
         if process.stdout.readline() != "ready\n":
-            raise RunError("a slow link between two network namespaces", "the relay between them did not start")
+            why = "the relay between them did not start"
+            raise RunError("a slow link between two network namespaces", why, "one without a delay, which needs none")
         for space in spaces:
             _ip("-n", space.name, "link", "set", space.device, "mtu", str(MTU), "txqueuelen", "4000")
             _up(space)
@@ -159,7 +160,8 @@ def _ip(*words: str) -> str:
 def _run(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RunError(" ".join(words), done.stderr.strip() or f"it ended with code {done.returncode}")
+        why = done.stderr.strip() or f"it ended with code {done.returncode}"
+        raise RunError(" ".join(words), why, "root, and a kernel that has network namespaces; or no slow link")
     return done.stdout
 
 

@@ -24,6 +24,7 @@ from trainplan.units import gb_per_s, parse_bytes, parse_flops, parse_rate, pars
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 Kind = Literal["device", "link", "node"]
 MEASURED = "measured"  # sources of what no data sheet says begin so
+_EXAMPLE = {"memory": "memory: 24GiB", "memory_rate": "memory_rate: 600GB/s", "flops": "flops: {fp32: 15TFLOP/s}"}
 _CARDS = re.compile(r"(?:(\d+)\s*x\s*)?(\S+)$")
 DEFAULT_NETWORK_LATENCY = "eth100"  # a network that is given as a mere rate has the latency of this one
 
@@ -193,8 +194,10 @@ def read_device(name: str, data: Any, where: str, base: Device | None = None) ->
         sources[f"flops.{precision}"] = source or ("given" if base else "")
     missing = [key for key in ("memory", "memory_rate") if base is None and key not in data]
     if missing or not flops:
-        needed = ", ".join(missing + ([] if flops else ["flops"]))
-        raise InputError(where, f"{name} is not in the catalogue, and these are missing: {needed}")
+        needed = missing + ([] if flops else ["flops"])
+        why = f"{name} is not in the catalogue, and these are missing: {', '.join(needed)}"
+        known = nearest(name, names("device"), 1)
+        raise InputError(where, why, f"{', '.join(_EXAMPLE[key] for key in needed)}; or device: {known}")
     return Device(
         name=name,
         memory_bytes=number("memory", partial(parse_bytes, positive=True), base.memory_bytes if base else 0),

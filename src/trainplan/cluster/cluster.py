@@ -187,7 +187,9 @@ class Cluster:
         if node_a != node_b:
             out, into = self.nodes[node_a].network, self.nodes[node_b].network
             if out is None or into is None:
-                raise PlanError(f"a message from rank {a} to rank {b}", "their nodes have no network")
+                raise PlanError(
+                    f"a message from rank {a} to rank {b}", "their nodes have no network", "network: eth100 for both"
+                )
             return out if out.rate <= into.rate else into
         for pair in self.nodes[node_a].pairs:
             if {pair.a, pair.b} == {local_a, local_b}:
@@ -220,7 +222,8 @@ class Cluster:
 
     def _place(self, rank: int) -> tuple[int, int]:
         if not 0 <= rank < len(self.ranks):
-            raise PlanError(f"rank {rank}", f"the cluster {self.name} has {len(self.ranks)} devices")
+            there = len(self.ranks)
+            raise PlanError(f"rank {rank}", f"the cluster {self.name} has {there} devices", f"rank 0 to {there - 1}")
         return self.ranks[rank]
 
 

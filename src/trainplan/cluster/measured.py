@@ -81,7 +81,7 @@ def _read(path: str | Path) -> _Sheet:
     data = files.read(path, KIND)
     known = {field.name for field in fields(_Sheet)}
     if not isinstance(data, dict):
-        raise InputError(str(path), f"a mapping was expected, found {data!r:.60}")
+        raise InputError(str(path), f"a mapping was expected, found {data!r:.60}", files.made_by(KIND))
     found = files.from_json(_Sheet, {key: value for key, value in data.items() if key in known}, str(path))
     rates = {f"ceiling.{p}": rate for p, rate in found.ceiling.items()} | {"memory_rate": found.memory_rate}
     for key, rate in rates.items():

@@ -5,12 +5,14 @@ A number may be written alone (`rate: 25GB/s`) or with its source (`rate: {value
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from trainplan import files
 from trainplan.errors import InputError, nearest
 
 T = TypeVar("T")
@@ -25,7 +27,7 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     result: dict[Any, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise InputError(f"line {node.start_mark.line + 1}", f"the key {key!r} is written twice")
+            raise InputError(f"line {node.start_mark.line + 1}", f"the key {key!r} is written twice", "leaving one out")
         result[key] = loader.construct_object(value, deep=True)
     return result
 
@@ -40,7 +42,8 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
-        raise InputError(where, f"broken YAML{line}: {getattr(error, 'problem', error)}") from None
+        why = f"broken YAML{line}: {getattr(error, 'problem', error)}"
+        raise InputError(where, why, "KEY: VALUE on every line; brackets and quotes are closed") from None
     except InputError as error:
         raise InputError(f"{where}, {error.asked}", error.why, error.instead) from None
 
@@ -50,9 +53,13 @@ def read_yaml(path: str | Path) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(str(path), f"it cannot be read ({error.strerror})") from None
+        raise InputError(
+            str(path),
+            f"it cannot be read ({error.strerror})",
+            files.neighbour(path, "trainplan cluster show 4xT4 -o FILE, which writes one"),
+        ) from None
     except UnicodeDecodeError:
-        raise InputError(str(path), "it is not a text file") from None
+        raise InputError(str(path), "it is not a text file", "a text file in UTF-8") from None
     return parse_yaml(text, str(path))
 
 
@@ -85,7 +92,9 @@ def sourced(data: Any, where: str, parse: Callable[[Any], T]) -> tuple[T, str]:
     if isinstance(data, dict):
         data = mapping(data, where, ["value", "source"])
         if "value" not in data:
-            raise InputError(where, "the key 'value' is missing")
+            raise InputError(
+                where, "the key 'value' is missing", "{value: 25GB/s, source: data sheet}, or the value alone"
+            )
         source = text(data.get("source", ""), f"{where}.source")
         data = data["value"]
     return placed(where, lambda: parse(data)), source
@@ -99,43 +108,56 @@ def placed(where: str, make: Callable[[], T]) -> T:
         raise InputError(f"{where}: {error.asked}", error.why, error.instead) from None
 
 
+def _near(data: Any, least: int = 0) -> int:
+    """The whole number of `least` or more that is nearest to what was given."""
+    return max(round(_close(data)), least)
+
+
+def _close(data: Any) -> float:
+    try:
+        return abs(found) if math.isfinite(found := float(data)) else 0.0
+    except (TypeError, ValueError):
+        return 1.0
+
+
 def whole(data: Any, least: int = 0) -> int:
     """A whole number that is not too small."""
     if isinstance(data, bool) or not isinstance(data, int) or data < least:
-        raise InputError(repr(data), f"a whole number of {least} or more was expected")
+        raise InputError(repr(data), f"a whole number of {least} or more was expected", str(_near(data, least)))
     return data
 
 
 def number(data: Any) -> float:
     """A number that is zero or more."""
     if isinstance(data, bool) or not isinstance(data, int | float) or not 0 <= data < float("inf"):
-        raise InputError(repr(data), "a number of zero or more was expected")
+        raise InputError(repr(data), "a number of zero or more was expected", f"{_close(data):g}")
     return float(data)
 
 
 def share(data: Any) -> float:
     """A number from 0 to 1."""
     if number(data) > 1:
-        raise InputError(repr(data), "a share of 1 or less was expected")
+        raise InputError(repr(data), "a share of 1 or less was expected", "1, or less")
     return float(data)
 
 
 def text(data: Any, where: str) -> str:
     """A text."""
     if not isinstance(data, str):
-        raise InputError(where, f"a text was expected, found {data!r:.60}")
+        raise InputError(where, f"a text was expected, found {data!r:.60}", '"…", in quotes')
     return data
 
 
 def flag(data: Any, where: str) -> bool:
     """True or false."""
     if not isinstance(data, bool):
-        raise InputError(where, f"true or false was expected, found {data!r:.60}")
+        raise InputError(where, f"true or false was expected, found {data!r:.60}", "true" if data else "false")
     return data
 
 
 def items(data: Any, where: str) -> list[Any]:
     """A list with something in it."""
     if not isinstance(data, list) or not data:
-        raise InputError(where, f"a list with at least one item was expected, found {data!r:.60}")
+        instead = f"[{data}]" if isinstance(data, str | int | float) else "[…], with one item or more"
+        raise InputError(where, f"a list with at least one item was expected, found {data!r:.60}", instead)
     return data

@@ -120,14 +120,17 @@ def _read_nodes(data: Any, where: str, folder: Path) -> list[Node]:
     if "sources" in data:
         given = data["sources"]
         if not isinstance(given, dict):
-            raise InputError(f"{where}.sources", f"a mapping of texts was expected, found {given!r:.60}")
+            why = f"a mapping of texts was expected, found {given!r:.60}"
+            raise InputError(f"{where}.sources", why, "{cores: data sheet}")
         sources = {str(key): reading.text(value, f"{where}.sources.{key}") for key, value in given.items()}
     if "name" in data:
         values["name"] = reading.text(data["name"], f"{where}.name")
     node = replace(node, sources=sources, **values)
     for pair in node.pairs:
         if pair.b >= len(node.devices):
-            raise InputError(f"{where}.pairs", f"device {pair.b} of {len(node.devices)}: they count from 0")
+            last = len(node.devices) - 1
+            why = f"device {pair.b} of {last + 1}: they count from 0"
+            raise InputError(f"{where}.pairs", why, f"devices 0 to {last}" if last else "leaving pairs out")
     return [node] * count
 
 
@@ -196,7 +199,8 @@ def _read_collectives(data: Any, where: str) -> tuple[Curve, ...]:
         item = reading.mapping(item, place, ("op", "ranks", "bytes", "seconds", "groups"))
         missing = {"op", "ranks", "bytes", "seconds"} - set(item)
         if missing:
-            raise InputError(place, f"missing: {', '.join(sorted(missing))}")
+            whole = "{op: all_reduce, ranks: 2, bytes: [1MB, 16MB], seconds: [1ms, 9ms]}"
+            raise InputError(place, f"missing: {', '.join(sorted(missing))}", whole)
         sizes = [parse_bytes(value) for value in reading.items(item["bytes"], f"{place}.bytes")]
         times = [parse_seconds(value) for value in reading.items(item["seconds"], f"{place}.seconds")]
         if len(sizes) != len(times) or sizes != sorted(set(sizes)):
@@ -209,5 +213,5 @@ def _read_collectives(data: Any, where: str) -> tuple[Curve, ...]:
 
 def _read_numbers(data: Any, where: str) -> tuple[float, ...]:
     if not isinstance(data, list):
-        raise InputError(where, f"a list of numbers was expected, found {data!r:.60}")
+        raise InputError(where, f"a list of numbers was expected, found {data!r:.60}", "[1.0, 1.2]")
     return tuple(reading.sourced(value, where, reading.number)[0] for value in data)

@@ -158,7 +158,8 @@ class Server:
             except Empty:
                 waiting = [w for w in range(self.workers) if self.state.alive[w] and w not in self._leaving]
                 why = f"nothing has come from workers {waiting} for {TIMEOUT.total_seconds():g} s"
-                raise RunError(f"server {self.rank - self.plan.workers}", why) from None
+                instead = "exchange=ps-bsp, where all wait for all, or a worker that is less busy"
+                raise RunError(f"server {self.rank - self.plan.workers}", why, instead) from None
             if arrived.worker in self._alone:
                 continue
             if turn is None or arrived.worker == turn:

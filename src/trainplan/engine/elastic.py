@@ -219,10 +219,10 @@ class _Training(Generic[A]):
             if not self.restarts_left:
                 raise error
             self.restarts_left -= 1
-            print(f"{error}\nno worker has gone: the same ones try again", flush=True)
+            print(f"{error.asked}: {error.why}\nno worker has gone: the same ones try again", flush=True)
             return plan
         was, saved = self.workers.places, self._checkpoint()
-        print(error, flush=True)
+        print(f"{error.asked}: {error.why}", flush=True)  # and no advice: it goes on
         least = f"{max(1, len(was) - len(lost))}:{self.workers.bounds.most}"
         again = f"--elastic {least}" + (f" --resume {saved}" if saved is not None else "")
         self.workers.lose(lost, error.why.partition(";")[0], again)

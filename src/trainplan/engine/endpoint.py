@@ -44,7 +44,9 @@ def check(endpoint: str) -> None:
     try:
         addresses = [found[4] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except OSError as error:
-        raise RunError(f"meeting at {endpoint}", f"host {host!r} is not known ({error.strerror})") from None
+        why = f"host {host!r} is not known ({error.strerror})"
+        instead = f"--endpoint ADDRESS:{port}, with a name or number that every machine knows the first one by"
+        raise RunError(f"meeting at {endpoint}", why, instead) from None
     try:
         socket.create_connection((host, port), timeout=_REACH).close()
     except OSError:  # nobody listens, as it should be before we do; unless somebody is about to

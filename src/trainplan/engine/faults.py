@@ -45,7 +45,10 @@ def failure(folder: Path, asked: str, code: int, said: Path) -> RunError:
     if found:
         exitcode = int(found[2])
         how = f"was killed ({signal.Signals(-exitcode).name})" if exitcode < 0 else f"ended with code {exitcode}"
-        return RunError(asked, f"rank {found[1]} {how}; its log is {folder / f'rank-{found[1]}.log'}{noticed}")
+        why = f"rank {found[1]} {how}; its log is {folder / f'rank-{found[1]}.log'}{noticed}"
+        return RunError(
+            asked, why, "a plan that needs less memory, if that was short; or --save-every 10 --max-restarts 1"
+        )
     tail = "\n".join(log.strip().splitlines()[-15:])
     return RunError(asked, f"torchrun ended with code {code} and no rank left an error{noticed}\n{tail}")
 

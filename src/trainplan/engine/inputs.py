@@ -105,7 +105,8 @@ class Inputs:
         if already:
             if batch.samples != sizes[self.replica]:
                 why = f"replica {self.replica} trains {sizes[self.replica]} of {total} samples"
-                raise PlanError(f"a part of {batch.samples} samples", why)
+                instead = f"{sizes[self.replica]} samples on this rank, or the whole batch on all of them"
+                raise PlanError(f"a part of {batch.samples} samples", why, instead)
             return batch
         return split_batch(batch, sizes)[self.replica] if self.plan.dp > 1 else batch
 

@@ -99,7 +99,10 @@ class Trainer:
         world = dist.get_world_size() if dist.is_initialized() else 1
         check_runs(plan)
         if plan.world != world:
-            raise PlanError(f"plan {brief(plan)!r}", f"it needs {plan.world} ranks, and {world} were started")
+            why = f"it needs {plan.world} ranks, and {world} {'was' if world == 1 else 'were'} started"
+            fits = "single" if world == 1 else f"dp={world}"
+            instead = f"torchrun --nproc-per-node {plan.world}, or a plan of {world}, such as {fits}"
+            raise PlanError(f"plan {brief(plan)!r}", why, instead)
         self.is_asynchronous = plan.exchange in ASYNCHRONOUS
         if self.is_asynchronous and backend == "nccl":
             why = f"exchange={plan.exchange} takes what comes first, and NCCL takes what was named first"
@@ -153,7 +156,10 @@ class Trainer:
             if self.rank in ranks
         ]
         if not found:
-            raise PlanError(f"plan {brief(self.plan)!r}", f"it has no place for rank {self.rank}")
+            why = f"it has no place for rank {self.rank}"
+            raise PlanError(
+                f"plan {brief(self.plan)!r}", why, f"a placement with every rank from 0 to {self.plan.world - 1}"
+            )
         return found[0][0], sorted({number for _, number in found})
 
     # -- the program ------------------------------------------------------------------------------------------------

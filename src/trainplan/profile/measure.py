@@ -177,9 +177,9 @@ def _in_chain(
         except Exception as error:
             if size == 1 and not given and len(sizes) > 1:
                 continue  # a model may need two samples (statistics over the batch); then the sizes begin at 2
-            raise ModelError(
-                f"running {subject.workload.name} with {size} samples", f"{type(error).__name__}: {error}"
-            ) from error
+            asked, why = f"running {subject.workload.name} with {size} samples", f"{type(error).__name__}: {error}"
+            instead = f"{max(chosen)} samples, which it ran" if chosen else "one step of it by itself, as eager runs it"
+            raise ModelError(asked, why, instead) from error
         chosen.append(size)
         if not given and len(chosen) > 1 and 2 * chain.cost_s[size] * LEAST_REPEATS > LARGEST_SHARE * seconds:
             break

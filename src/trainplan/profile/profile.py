@@ -230,11 +230,15 @@ class Profile:
     def __post_init__(self) -> None:
         sizes = len(self.samples)
         if not sizes or not self.blocks or list(self.samples) != sorted(set(self.samples)) or self.samples[0] < 1:
-            raise InputError("profile", "it needs at least one block and ascending micro-batch sizes")
+            why = (
+                f"{len(self.blocks)} blocks, micro-batches of {self.samples}: it needs one or more, and ascending sizes"
+            )
+            raise InputError("profile", why, files.made_by("profile"))
         for block in self.blocks:
             for name in _CURVES:
-                if len(getattr(block, name)) != sizes:
-                    raise InputError(f"profile block {block.name}", f"{name} needs {sizes} numbers, one for each size")
+                if (found := len(getattr(block, name))) != sizes:
+                    why = f"{name} needs {sizes} numbers, one for each size, and has {found}"
+                    raise InputError(f"profile block {block.name}", why, files.made_by("profile"))
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -94,7 +94,8 @@ def draw(b: Bounds, path: str) -> None:
     figure = blank(9, 6)
     rows = [row for row in b.rows if row.flops and row.seconds and row.precision]  # counters are no arithmetic
     if not rows:
-        raise InputError(f"--output {path}", f"{b.workload} has no operator that computes anything")
+        why = f"{b.workload} has no operator that computes anything"
+        raise InputError(f"--output {path}", why, "leaving --output out: the table has its bytes")
     axes = figure.subplots()
     low = min(0.05, *(row.intensity for row in rows)) / 2
     high = max(1000.0, *(row.intensity for row in rows)) * 2

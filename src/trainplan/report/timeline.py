@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainplan import files
 from trainplan.errors import InputError
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.text import Key, parse
@@ -58,7 +59,7 @@ def draw(timeline: Timeline, width: int = 100, step: int | None = None, steps: i
     named = [(e, parse(e.name)) for e in timeline.events]
     known = sorted({key.step for _, key in named})
     if not known:
-        raise InputError("timeline", "the timeline is empty")
+        raise InputError("timeline", "there is no operation in it", files.made_by("timeline"))
     first = known[0] if step is None else step
     wanted = range(first, first + steps)
     if steps < 1 or not set(wanted) <= set(known):

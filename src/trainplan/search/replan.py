@@ -202,7 +202,9 @@ def _best(asked: Asked, kept: Request, here: Cluster) -> Prediction | PlanError:
         return refused[-1]
     least = min(tried, key=lambda p: p.fullness)
     share = significant(least.fullness)
-    return PlanError(brief(least.plan), f"its fullest device would need {share} × the memory that it may use")
+    why = f"its fullest device would need {share} × the memory that it may use"
+    less = "recompute=full, or more workers" if least.plan.recompute == "none" else "more workers, or a smaller batch"
+    return PlanError(brief(least.plan), why, less)
 
 
 def _searched(asked: Asked, columns: Sequence[tuple[str, Any]], here: Cluster, most: int) -> bool:

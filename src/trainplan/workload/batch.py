@@ -202,26 +202,32 @@ def _join(values: list[Any], sizes: list[int], place: str) -> Any:
         return first
     if any(type(value) is not type(first) for value in values):
         kinds = ", ".join(sorted({type(value).__name__ for value in values}))
-        raise InputError(f"joining {place} of {len(values)} parts", f"their types differ: {kinds}")
+        raise InputError(f"joining {place} of {len(values)} parts", f"their types differ: {kinds}", "one type for all")
     if isinstance(first, Tensor):
         if all(value.dim() and value.shape[0] == size for value, size in zip(values, sizes, strict=True)):
             return torch.cat(values)
         if all(torch.equal(value, first) for value in values):
             return first
         shapes = ", ".join(str(tuple(value.shape)) for value in values[:4])
-        raise InputError(f"joining {place} of parts of {_list(sizes)} samples", f"their shapes are {shapes}")
+        asked = f"joining {place} of parts of {_list(sizes)} samples"
+        raise InputError(asked, f"their shapes are {shapes}", "a first dimension that is the number of samples")
     if isinstance(first, Mapping):
         if any(value.keys() != first.keys() for value in values):
-            raise InputError(f"joining {place} of {len(values)} parts", "their keys differ")
+            other = next(value for value in values if value.keys() != first.keys())
+            why = f"their keys differ: {list(first)} and {list(other)}"
+            raise InputError(f"joining {place} of {len(values)} parts", why, "the same keys for all")
         return _rebuild(first, [_join([value[key] for value in values], sizes, f"{place}[{key}]") for key in first])
     if isinstance(first, list | tuple):
         if any(len(value) != len(first) for value in values):
-            raise InputError(f"joining {place} of {len(values)} parts", "their lengths differ")
+            other = next(value for value in values if len(value) != len(first))
+            why = f"their lengths differ: {len(first)} and {len(other)}"
+            raise InputError(f"joining {place} of {len(values)} parts", why, f"{len(first)} items for all")
         columns = zip(*values, strict=True)
         return _rebuild(first, [_join(list(items), sizes, f"{place}[{i}]") for i, items in enumerate(columns)])
     if all(value == first for value in values):
         return first
-    raise InputError(f"joining {place} of {len(values)} parts", "it differs between them and is no tensor")
+    why = f"it differs between them and is no tensor: {first!r:.30}, {next(v for v in values if v != first)!r:.30}"
+    raise InputError(f"joining {place} of {len(values)} parts", why, "a tensor with one row a sample")
 
 
 def _list(sizes: Sequence[int]) -> str:

@@ -251,7 +251,8 @@ def build(config: Mapping[str, Any], task: str) -> nn.Module:
                 made, attn_implementation="sdpa" if supported else "eager", dtype=torch.get_default_dtype()
             )
         except Exception as error:
-            raise ModelError(title, f"transformers could not build it: {type(error).__name__}: {error}") from error
+            why = f"transformers could not build it: {type(error).__name__}: {error}"
+            raise ModelError(title, why, f"a configuration that {maker.__name__}.from_config takes") from error
     return model.train()
 
 

@@ -101,7 +101,9 @@ def loader(
         )
     first = Position(*(divmod(start, steps) if isinstance(start, int) else start))
     if first.epoch < 0 or not 0 <= first.step <= steps:
-        raise InputError(f"starting at step {first.step} of epoch {first.epoch}", f"an epoch has {steps} steps")
+        asked = f"starting at step {first.step} of epoch {first.epoch}"
+        near = Position(max(first.epoch, 0), min(max(first.step, 0), steps))
+        raise InputError(asked, f"an epoch has {steps} steps", f"step {near.step} of epoch {near.epoch}")
     if first.step == steps:
         first = Position(first.epoch + 1, 0)
     order = Order(len(data), size, steps, first, seed, part, epochs, shuffle)

@@ -96,7 +96,8 @@ def checked_inputs(samples: int, seed: int, function: Callable[..., Any], name: 
     with random_numbers(seed):
         batch = as_batch(function(samples, seed) if seeded else function(samples))
     if batch.samples != samples:
-        raise ModelError(f"inputs of {name} for {samples} samples", f"the function gave {batch.samples}")
+        asked, why = f"inputs of {name} for {samples} samples", f"the function gave {batch.samples}"
+        raise ModelError(asked, why, "tensors whose first dimension is the number of samples that it is called with")
     return batch
 
 

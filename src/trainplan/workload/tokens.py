@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainplan import files
 from trainplan.errors import InputError, nearest
 from trainplan.workload.batch import join
 from trainplan.workload.loader import random_for
@@ -50,7 +51,8 @@ class TokenFile:
             else:
                 tokens = np.memmap(self.path, dtype=np.dtype(self.dtype).newbyteorder("<"), mode="r")
         except OSError as error:
-            raise InputError(asked, f"it cannot be read ({error.strerror or error})") from None
+            instead = files.neighbour(self.path, f"a file of {self.dtype} tokens, or a .npy of one row")
+            raise InputError(asked, f"it cannot be read ({error.strerror or error})", instead) from None
         except ValueError as error:  # empty, not a whole number of tokens, not a .npy
             raise InputError(asked, f"it is not a file of {self.dtype} tokens ({error})", "naming its dtype") from None
         if tokens.ndim != 1 or tokens.dtype.name not in DTYPES:

@@ -208,6 +208,13 @@ def _function(module: types.ModuleType, head: str, name: str) -> Callable[..., A
     raise InputError(f"{head}:{name}", why, instead)
 
 
+def _mended(error: BaseException, place: str) -> str:
+    """What helps against an error of the user's code."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"installing {error.name} where trainplan is, or running where {error.name} is found (PYTHONPATH)"
+    return f"mending it{' there' if place else ''}: calling the function by itself shows the whole traceback"
+
+
 def _raised(what: str, error: BaseException) -> ModelError:
     """The error of the user's code, with the last place that is theirs."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -217,7 +224,7 @@ def _raised(what: str, error: BaseException) -> ModelError:
     place = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({error.filename}:{error.lineno})"
-    return ModelError(what, f"it raised {type(error).__name__}: {error}{place}")
+    return ModelError(what, f"it raised {type(error).__name__}: {error}{place}", _mended(error, place))
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import trainplan
 from trainplan.errors import RunError
 
 POLL_S = 0.02
+_OTHERWISE = "a cluster of this machine's devices by name, such as 2xcpu, which needs no probing"
 GRACE_S = 0.5  # after a first failure, for the others to tell theirs: the earliest is the cause
 TAIL = 4000  # characters of a worker's output that an error shows
 
@@ -126,11 +127,10 @@ def _failure(codes: list[int | None], folder: Path) -> RunError:
         if "said" in error:  # an error of our own, which needs no traceback
             return RunError(*error["said"])
         why = f"worker {rank} of {len(codes)} failed:\n{error['traceback'].rstrip()}"
-        return RunError("probing this machine", why)
+        return RunError("probing this machine", why, _OTHERWISE)
     rank = next(rank for rank, code in enumerate(codes) if code)
-    return RunError(
-        "probing this machine", f"worker {rank} of {len(codes)} ended with code {codes[rank]}{_tail(folder, rank)}"
-    )
+    why = f"worker {rank} of {len(codes)} ended with code {codes[rank]}{_tail(folder, rank)}"
+    return RunError("probing this machine", why, _OTHERWISE)
 
 
 def _tail(folder: Path, rank: int) -> str:

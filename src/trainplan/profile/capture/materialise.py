@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trainplan.errors import ModelError
+from trainplan.errors import ModelError, nearest
 from trainplan.profile.capture.cuts import written_arguments
 from trainplan.profile.capture.tensors import held, values_of
 
@@ -110,7 +110,8 @@ class Skeleton:
         wanted = set(known) if names is None else set(names)
         unknown = sorted(wanted - set(known))
         if unknown:
-            raise ModelError(f"materialise {unknown[0]!r}", "the model has no tensor of that (first) name")
+            why = "the model has no tensor of that (first) name"
+            raise ModelError(f"materialise {unknown[0]!r}", why, nearest(unknown[0], known))
         if self.whole_build or wanted >= {name for name, item in known.items() if item.kind == "parameter"}:
             return _whole(self.build, wanted, seed, device, self.whole_build)
         try:

@@ -148,7 +148,8 @@ def _eager(
             value = loss.function(output, batch.targets)
         except Exception as error:
             why = f"it raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            raise ModelError(f"your model and its loss, on a batch of {batch.samples}", why) from error
+            instead = "model(*batch.args) and loss(output, batch.targets) by themselves, as eager would run them"
+            raise ModelError(f"your model and its loss, on a batch of {batch.samples}", why, instead) from error
         if backward and value.requires_grad:
             value.backward()
         after = {name: tensor for name, tensor in values_of(model).items() if name in given}  # may have been replaced

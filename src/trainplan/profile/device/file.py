@@ -172,7 +172,7 @@ def _check(found: DeviceFile, where: str) -> None:
     for name in counts:
         _not_negative(getattr(found, name), f"{where}.{name}")
     if found.processors < 1:
-        raise InputError(f"{where}.processors", f"{found.processors}: a device has at least one")
+        raise InputError(f"{where}.processors", f"{found.processors}: a device has at least one", "1 or more")
     for table in ("peak", "ceiling"):
         for precision, rate in getattr(found, table).items():
             _known(precision, PRECISIONS, f"{where}.{table}.{precision}", "precision")

@@ -130,9 +130,11 @@ def instance(
     for name, values in given.items():
         want = blocks - 1 if name == "boundary" else blocks
         if len(values) != want:
-            raise InputError(f"{name} of a chain", f"{blocks} blocks have {want} values, not {len(values)}")
+            why = f"{blocks} blocks have {want} values, not {len(values)}"
+            raise InputError(f"{name} of a chain", why, f"{want} values, or leaving {name} out")
         if not all(value >= 0 and math.isfinite(value) for value in values):
-            raise InputError(f"{name} {tuple(values)}", "each must be zero or more, and finite")
+            kept = tuple(v if v >= 0 and math.isfinite(v) else 0.0 for v in values)
+            raise InputError(f"{name} {tuple(values)}", "each must be zero or more, and finite", str(kept))
     chain = {name: tuple(float(value) for value in values) for name, values in given.items()}
     return Instance(**chain, speeds=(1.0,), memory=(math.inf,), levels=(Level(1, math.inf),), rates=(), micro=1)
 
@@ -157,10 +159,10 @@ def on(
     table = tuple(tuple(float(r) for r in row) for row in rates)
     for name, length in (("speeds", len(speed)), ("memory limits", len(limit)), ("rows of rates", len(table) or count)):
         if length != count:
-            raise InputError(f"{length} {name}", f"there are {count} devices")
+            raise InputError(f"{length} {name}", f"there are {count} devices", f"{count} {name}")
     if math.prod(level.count for level in tree) != count:
         shape = " × ".join(str(level.count) for level in tree)
-        raise InputError(f"levels of {shape} devices", f"there are {count} devices")
+        raise InputError(f"levels of {shape} devices", f"there are {count} devices", f"levels whose product is {count}")
     numbers = [*speed, *limit, *(level.rate for level in tree), *(r for a, row in enumerate(table) for r in row[:a])]
     if not all(number > 0 for number in numbers):
         raise InputError("a speed, rate or memory of zero or less", "it could do nothing", "numbers above zero")

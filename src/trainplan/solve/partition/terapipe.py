@@ -60,7 +60,8 @@ def slices(
     table = np.asarray(seconds, dtype=np.float64)
     table = table[None] if table.ndim == 2 else table
     if table.ndim != 3 or table.shape[1] != table.shape[2] or not table.size:
-        raise InputError(f"a table of shape {table.shape}", "slices need seconds by length and by tokens before them")
+        why = "slices need seconds by length and by tokens before them"
+        raise InputError(f"a table of shape {table.shape}", why, "as many rows as columns: (L, L), or (B, L, L)")
     if stages < 1 or epsilon < 0 or batch < 1:
         asked = f"{stages} stages, epsilon {epsilon}, batch {batch}"
         raise InputError(asked, "counts start at 1, and epsilon at 0", "stages=2, epsilon=0, batch=1")
