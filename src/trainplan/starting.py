@@ -20,6 +20,7 @@ from trainplan.errors import InputError, PlanError
 from trainplan.plan.plan import Plan, Request
 from trainplan.plan.text import to_json
 from trainplan.predict.predict import Prediction, predict
+from trainplan.program.lower.backend import backend
 from trainplan.report.joined import join
 from trainplan.report.ran import Prepared, Ran, RanElsewhere
 from trainplan.search.replan import Asked, Replanned, replan, request_of
@@ -39,7 +40,8 @@ def prepare(
         compiled=s.profile.compiled, verified=s.profile.provenance.verified, **fields,
     ).save()  # fmt: skip
     line = shlex.join(["torchrun", *torchrun(job, plan.world, **start)[3:]])  # after python -m torch.…run
-    return Prepared(predict(plan, s.profile, there, s.batch), str(job), line)
+    untested = backend(there.backend).untested(plan.world)
+    return Prepared(predict(plan, s.profile, there, s.batch), str(job), line, untested)
 
 
 def run_here(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, **fields: Any) -> Ran:
@@ -59,7 +61,7 @@ def start(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None,
         compiled=s.profile.compiled, verified=s.profile.provenance.verified, **fields,
     )  # fmt: skip
     if not isinstance(result, RunResult):
-        return RanElsewhere(result.host, result.folder)
+        return RanElsewhere(result.host, result.folder, backend(there.backend).untested(plan.world))
     return _ran(s, expected, result, there)
 
 
@@ -120,6 +122,7 @@ def _ran(
         joined=join(expected.timeline(), result.timeline) if result.timeline.events else None,
         warm_up=result.warm_up,
         changes=changes,
+        untested=backend(there.backend).untested(expected.plan.world),
     )
     keep(ran, result.timeline, name_of(s), s.profile, there)
     return ran

@@ -393,6 +393,9 @@ def build(
 ) -> Trainer:
     """A trainer for this rank, with the values that `workload.build()` under `seed` has, or those of `model`. Unless it
     is `verified` that its capture does what the model does, that is found out first."""
+    untested = find_backend(backend).untested(plan.world)
+    if untested and not (dist.is_initialized() and dist.get_rank()):
+        print(untested, flush=True)  # first: what was never seen to work may hang
     skeleton = Skeleton(workload.build)
     skeleton.model.train()
     captured = capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")

@@ -27,6 +27,7 @@ class Ran:
     joined: Joined | None = None  # None: too few steps were recorded
     warm_up: int = 0  # steps at the beginning, which do not count
     changes: tuple[Replanned, ...] = ()  # where workers came or went: the plan is the last one's
+    untested: str = ""  # what of it nobody has seen work before
 
     @property
     def step_s(self) -> float | None:
@@ -54,6 +55,7 @@ class Ran:
             lines.append(str(self.joined))
         if self.peak_bytes:
             lines.append(self._memory())
+        lines += [self.untested] if self.untested else []
         return "\n".join([*lines, f"logs, timeline and results are in {self.out}"])
 
     def summary(self) -> str:
@@ -105,7 +107,7 @@ class Ran:
             "warm_up": self.warm_up, "losses": list(self.losses), "peak_bytes": list(self.peak_bytes),
             "memory": memory, "error": self.error, "corrected_error": self.corrected_error, "drift": self.drift,
             "out": self.out, "changes": [change.to_json() for change in self.changes],
-            "joined": self.joined.to_json() if self.joined is not None else None,
+            "joined": self.joined.to_json() if self.joined is not None else None, "untested": self.untested,
         }  # fmt: skip
 
 
@@ -116,17 +118,21 @@ class Prepared:
     prediction: Prediction
     job: str
     command: str
+    untested: str = ""
 
     def __str__(self) -> str:
         p = self.prediction
         fits = "fits" if p.fits else "DOES NOT FIT"
         return (
             f"{brief(p.plan)}: predicted {seconds(p.step_s)} a step, {gib(p.peak_bytes)} of {gib(p.limit_bytes)} "
-            f"({fits})\njob      {self.job}\nstart    {self.command}"
+            f"({fits})\njob      {self.job}\nstart    {self.command}" + (f"\n{self.untested}" if self.untested else "")
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {"predicted": self.prediction.to_json(), "job": self.job, "command": self.command}
+        return {
+            "predicted": self.prediction.to_json(), "job": self.job, "command": self.command,
+            "untested": self.untested,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,12 +141,14 @@ class RanElsewhere:
 
     host: str
     folder: str
+    untested: str = ""
 
     def __str__(self) -> str:
-        return f"the results of this run are on {self.host}, in {self.folder}"
+        words = f"the results of this run are on {self.host}, in {self.folder}"
+        return f"{words}\n{self.untested}" if self.untested else words
 
     def to_json(self) -> dict[str, Any]:
-        return {"results": {"host": self.host, "folder": self.folder}}
+        return {"results": {"host": self.host, "folder": self.folder}, "untested": self.untested}
 
 
 def summary(runs: tuple[Ran, ...]) -> str:

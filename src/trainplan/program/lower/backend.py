@@ -22,6 +22,14 @@ class Backend:
         """Whose collectives these are."""
         return "nccl" if self.name == "nccl" else "gloo"
 
+    def untested(self, ranks: int) -> str:
+        """What whoever runs so many ranks must be told, because nobody has seen it work; nothing where it is tested."""
+        if self.name != "nccl" or ranks < 2:
+            return ""
+        return (
+            f"NCCL above one rank is not tested, but for the order of its messages, on gloo; here it has {ranks} ranks"
+        )
+
 
 BACKENDS = {
     "gloo": Backend("gloo", host_computes=True, receives_wait=True),
