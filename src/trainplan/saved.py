@@ -6,10 +6,12 @@ written otherwise is loaded, to see whether it means the same.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from trainplan.errors import InputError
 from trainplan.workload import options
+from trainplan.workload.origin import origin
 
 if TYPE_CHECKING:
     from trainplan.profile.profile import Profile
@@ -41,7 +43,13 @@ def batch_in(name: str, profile: Profile) -> int:
 
 
 def refuse_others(profile: Profile, name: str, cluster: str, compile: bool) -> None:
-    """Refuse a profile that is not of the model of this name."""
+    """Refuse a profile that is not of the model of this name, as that is here and now."""
+    _refuse_named(profile, name, cluster, compile)
+    _refuse_changed(profile, name, cluster, compile)
+
+
+def _refuse_named(profile: Profile, name: str, cluster: str, compile: bool) -> None:
+    """Refuse a profile of another name, or of other options."""
     if name == profile.workload:
         return
     was, asked = _meant(profile.workload), _meant(name)
@@ -60,6 +68,25 @@ def refuse_others(profile: Profile, name: str, cluster: str, compile: bool) -> N
         why += f", and the profile was made with {', '.join(each)}"
     own = _own(name, cluster, compile)
     raise InputError(f"--profile of {profile.workload}", why, f"its own profile ({own}), or leaving --profile out")
+
+
+def _refuse_changed(profile: Profile, name: str, cluster: str, compile: bool) -> None:
+    """Refuse a profile of a file that says something else than the user's does now.
+
+    A file that only lies elsewhere is the same model: profiles are made on other machines, too.
+    """
+    here = origin(name)
+    if here is None:
+        return
+    made, own = profile.provenance, _own(name, cluster, compile)
+    if not made.digest:
+        why = f"a profile of {profile.workload} that does not say what its file said is taken to be of {here.path}"
+        warnings.warn(f"{why}; {own} makes one that does", stacklevel=2)
+    elif made.digest != here.digest:
+        why = f"it was made of {made.source} ({made.made}), "
+        also = " (or what that imports)"
+        why += f"which has changed since{also}" if made.source == here.path else f"and {here.path}{also} says otherwise"
+        raise InputError(f"a profile of {profile.workload}", why, f"its own profile: {own}")
 
 
 def _own(name: str, cluster: str, compile: bool) -> str:

@@ -168,7 +168,8 @@ def situation(
         found = known if isinstance(known, Profile) else Profile.load(known)
         where = cluster if isinstance(cluster, str) else cluster.name
         name = _named(model, found) if known is not model else found.workload
-        refuse_others(found, name, where, bool(compile))
+        if known is not model or runs:  # else the profile is all that is asked about, wherever its model may be
+            refuse_others(found, name, where, bool(compile))
         if compile is not None:
             refuse_otherwise(found, compile, name, where, here=device_here(found.device) is not None)
         there = cluster_for(cluster, set)  # only now: this machine would be probed

@@ -1,14 +1,13 @@
 """Profiles that were measured before, so that nothing is measured twice.
 
-A profile is found again by all that it depends on: the workload (its name, the user's file, the source of the model's
-modules, the functions that were given from Python), how it was to be measured, the machine, the versions, and our own
-code that measured it.
+A profile is found again by all that it depends on: the workload (its name, the user's file and what that imports from
+beside it, the source of the model's modules, the functions that were given from Python), how it was to be measured, the
+machine, the versions, and our own code that measured it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import json
 import types
@@ -27,6 +26,7 @@ from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.measure import SECONDS, Progress, measure
 from trainplan.profile.profile import Profile
 from trainplan.workload.call import Call
+from trainplan.workload.origin import origin
 from trainplan.workload.workload import Loss, Workload
 
 
@@ -67,7 +67,7 @@ def place(workload: Workload, device: str | torch.device, options: Mapping[str, 
     where = machine.device_of(device)
     key = {
         "workload": fingerprint(workload),
-        "source": _user_source(workload.name),
+        "source": [source.path, source.digest] if (source := origin(workload.name)) else "",
         "model": _model(workload),
         "options": fingerprint(dict(options)),
         "device": machine.describe(where) if where.type == "cuda" else "cpu",
@@ -145,25 +145,6 @@ def _source(kind: type) -> str:
         return inspect.getsource(kind)
     except (OSError, TypeError):  # made at run time, or written in C
         return kind.__qualname__
-
-
-def _user_source(name: str) -> str:
-    """A digest of the user's file that a workload's name refers to; empty where there is none."""
-    head = name.split(",", 1)[0]
-    before, colon, _ = head.rpartition(".py:")
-    path = Path(f"{before}.py") if colon else Path(head.removeprefix("hf:"))
-    if not colon and not path.is_file():
-        module = head.split(":", 1)[0]
-        found = None
-        if ":" in head and all(part.isidentifier() for part in module.split(".")):
-            try:
-                found = importlib.util.find_spec(module)
-            except (ImportError, ValueError):
-                found = None
-        if found is None or found.origin is None:
-            return ""
-        path = Path(found.origin)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 @cache

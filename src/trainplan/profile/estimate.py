@@ -140,6 +140,8 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
             machine=f"none: estimated for {device.name} {speed.words}",
             made=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=machine.versions(),
+            source=base.provenance.source,
+            digest=base.provenance.digest,
         ),
     )
 

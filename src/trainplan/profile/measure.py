@@ -292,6 +292,8 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
             spread=statistics.median(readings.spread(what) for what in timed),
             reference_s=readings.reference_s,
             verified=verified,
+            source=base.provenance.source,
+            digest=base.provenance.digest,
         ),
     )
 

@@ -185,6 +185,8 @@ class Provenance:
     spread: float = 0.0  # median relative spread (interquartile) of the timings
     reference_s: float = 0.0  # seconds of the reference kernel while this was measured; 0 where estimated
     verified: bool = False  # captured model held against eager on one batch: loss, gradients, buffers
+    source: str = ""  # the file of the user's model, where that is one
+    digest: str = ""  # of what that file said, and those beside it that it imports; "": nobody wrote it down
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from trainplan.profile.capture.stage import Stage, value_at
 from trainplan.profile.capture.tokens import tokens_of
 from trainplan.profile.profile import Block, Crossing, Input, Parameter, Profile, Provenance
 from trainplan.workload.batch import each_tensor, tensors
+from trainplan.workload.origin import origin
 from trainplan.workload.workload import Batch, Workload
 
 
@@ -31,6 +32,7 @@ def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
     last = len(order)
     parameters = sorted(captured.parameters, key=lambda use: place.get(use.name, last))
     nothing, branches = (0.0,), branch_bytes(captured)
+    of = origin(workload.name)
     return Profile(
         workload=workload.name,
         sample=workload.sample,
@@ -81,7 +83,13 @@ def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
             for use in parameters
         ),
         input_bytes_per_sample=_input_bytes(batch) / batch.samples,
-        provenance=Provenance(machine="", made="", verified=captured.verified),
+        provenance=Provenance(
+            machine="",
+            made="",
+            verified=captured.verified,
+            source=of.path if of else "",
+            digest=of.digest if of else "",
+        ),
         mean_over=workload.loss.mean_over,
         clip_norm=workload.clip_norm,
         whole_sequences=whole,
