@@ -3,27 +3,56 @@
 Before the types were fixed these had to be expressible, checkable and playable without a special case: PipeDream-2BW
 (weight versions), Chimera (two directions), TeraPipe (slices), an asynchronous parameter server (order decided while
 running) and a Checkmate schedule (single operators, recomputed).
+
+Those that have been built since are held against what their plans are lowered to: the same operations, of the same
+weights, which wait for the same ones.
 """
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from synthetic import chain
+from trainplan.errors import ProgramError
+from trainplan.plan.plan import plan
 from trainplan.predict.clock import bubble, compute_seconds, play, seconds_by_kind
 from trainplan.predict.memory import in_flight, peaks
 from trainplan.program.builder import Builder
 from trainplan.program.check import check
+from trainplan.program.lower import lower
 from trainplan.program.ops import Kind, Value
 from trainplan.program.policies import Policy
 from trainplan.program.program import Program
 from trainplan.program.text import Key, name, parse
 
+Waits = dict[
+    str, tuple[int, int, frozenset[str]]
+]  # operation → its rank, the version of its weights, what it waits for
+
+
+def waits(program: Program, kinds: Sequence[Kind]) -> Waits:
+    """What operations of these kinds are, and which ones make what they read."""
+    found: Waits = {}
+    for op in np.flatnonzero(np.isin(program.kind, kinds)).tolist():
+        makers = program.value_maker[program.reads.row(op)]
+        before = frozenset(program.name(int(maker)) for maker in makers if maker >= 0)
+        found[program.name(op)] = int(program.rank[op]), int(program.version[op]), before
+    return found
+
+
 FREE = dict.fromkeys((Kind.SEND_F, Kind.SEND_B, Kind.REDUCE_GRAD, Kind.STEP), 0.0)
 
 
-def pipeline(build: Builder, lists: list[str], place, stages: int, version=lambda key: key.step) -> None:
+def pipeline(
+    build: Builder, lists: list[str], place, stages: int, version=lambda key: key.step, slices: int = 1
+) -> None:
     """Lists of compute (and STEP) operations, with messages and values between neighbouring stages.
 
-    `place(stage, pipeline)` is the rank. Each forward saves 10 bytes, each boundary has 1 byte.
+    `place(stage, pipeline)` is the rank. Each forward saves 10 bytes, each boundary has 1 byte. A slice reads what
+    earlier ones have saved, the keys and values among it; their gradients, 3 bytes a slice, gather from the backward
+    pass of the last slice on until that of the slice whose they are.
     """
     rows = [[parse(word) for word in row.split()] for row in lists]
     cursor = [0] * len(rows)
@@ -56,6 +85,7 @@ def pipeline(build: Builder, lists: list[str], place, stages: int, version=lambd
                     makes={f"in{s}:{t}": (Value.BOUNDARY, 1)},
                 )
                 reads.append(f"in{s}:{t}")
+            reads += [f"saved{s}:{tag(replace(key, slice=earlier))}" for earlier in range(key.slice)]
             makes = {f"saved{s}:{t}": (Value.SAVED, 10)}
             if s < stages - 1:
                 makes[f"out{s}:{t}"] = (Value.BOUNDARY, 1)
@@ -92,6 +122,11 @@ def pipeline(build: Builder, lists: list[str], place, stages: int, version=lambd
                 reads.append(f"in{s}:{t}")
                 frees.append(f"in{s}:{t}")
             makes = {f"gout{s}:{t}": (Value.BOUNDARY, 1)} if s else {}
+            if key.slice == slices - 1:
+                of = [tag(replace(key, slice=earlier)) for earlier in range(key.slice)]
+                makes |= {f"keys and values{s}:{earlier}": (Value.SAVED, 3) for earlier in of}
+            else:
+                frees.append(f"keys and values{s}:{t}")
             build.op(rank, name(key), reads=reads, frees=frees, makes=makes, version=version(key))
             if s:
                 target = place(s - 1, key.pipeline)
@@ -182,8 +217,13 @@ def test_terapipe_three_slices() -> None:
         build.value(stage, f"w{stage}.0 on {stage}", Value.WEIGHTS, 100)
     rows = [" ".join(f"{s}F0/{j}" if j else f"{s}F0" for j in range(3)) for s in range(3)]
     rows = [row + " " + " ".join(f"{s}B0/{j}" if j else f"{s}B0" for j in (2, 1, 0)) for s, row in enumerate(rows)]
-    pipeline(build, rows, lambda stage, pipe: stage, stages=3)
+    pipeline(build, rows, lambda stage, pipe: stage, stages=3, slices=3)
     program = check(build.program())
+    kinds = (Kind.F, Kind.B, Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
+    given = chain(3, tokens_per_sample=6, whole_sequences=None)
+    choices = plan(pp=3, schedule="terapipe", stages=(1, 2), blocks=3, slices=(2, 2, 2))
+    assert waits(program, kinds) == waits(lower(choices, given, 4), kinds)
+    assert waits(program, kinds)["1F0/2"] == (1, 0, {"1F0", "1F0/1", "1RECV_F0/2"})
     seconds = seconds_by_kind(program, {Kind.F: 0, Kind.B: 0, **FREE})
     slices = np.array([1.0, 3.0, 2.0])
     forward, backward = program.kind == Kind.F, program.kind == Kind.B
@@ -191,13 +231,20 @@ def test_terapipe_three_slices() -> None:
     seconds[backward] = 2 * slices[program.slice[backward]]
     # Each direction: the sum of the slices once, and the largest once more for every further stage.
     assert play(program, seconds).makespan == pytest.approx(3 * (6 + 2 * 3))
-    assert [in_flight(play(program, seconds), r) for r in range(3)] == [3, 3, 3]
+    played = play(program, seconds)
+    assert [in_flight(played, r) for r in range(3)] == [3, 3, 3]
+    # As the last slice goes back: three slices, and the gradients of the keys and values of the two before it.
+    assert [(peak.op, peak.breakdown["saved"]) for peak in peaks(played)] == [(f"{s}B0/2", 36) for s in range(3)]
 
 
-def parameter_server(pushes: int) -> Program:
-    """Two workers (ranks 0 and 1) and a server (rank 2) that serves whoever comes first."""
-    build = Builder(world=3, steps=pushes, staleness=pushes, title="asynchronous parameter server")
-    build.policy(2, Policy.ARRIVAL)
+def parameter_server(pushes: int, version=lambda k: k) -> Program:
+    """Two workers (ranks 0 and 1) and a server (rank 2) that serves whoever comes first.
+
+    A worker computes with the weights of its latest pull, and none that are older. How many updates of others these
+    lack is known only when the order at the server is.
+    """
+    build = Builder(world=3, steps=pushes, title="asynchronous parameter server")
+    build.policy(2, Policy.PUSH)
     build.value(2, "w", Value.WEIGHTS, 100)
     for worker in (0, 1):
         build.value(worker, f"w for {worker}, 0", Value.WEIGHTS, 100)
@@ -205,14 +252,14 @@ def parameter_server(pushes: int) -> Program:
         for worker in (0, 1):
             mark, t = f"^{worker}@{k}", f"{worker}, {k}"
             weights = f"w for {t}"
-            build.op(worker, f"0F0{mark}", reads=[weights], makes={f"saved {t}": (Value.SAVED, 10)}, version=0)
+            build.op(worker, f"0F0{mark}", reads=[weights], makes={f"saved {t}": (Value.SAVED, 10)}, version=version(k))
             build.op(
                 worker,
                 f"0B0{mark}",
                 reads=[f"saved {t}"],
                 frees=[f"saved {t}"],
                 makes={f"g {t}": (Value.GRADIENTS, 100)},
-                version=0,
+                version=version(k),
             )
             build.op(
                 worker,
@@ -224,7 +271,7 @@ def parameter_server(pushes: int) -> Program:
             )
             build.op(
                 2,
-                f"1RECV_G0>0{mark}",
+                f"1RECV_G0{mark}",
                 to=worker,
                 reads=[f"push {t}"],
                 frees=[f"push {t}"],
@@ -232,14 +279,14 @@ def parameter_server(pushes: int) -> Program:
             )
             build.op(
                 2,
-                f"1STEP{mark}",
+                f"1STEP{'.1' if worker else ''}{mark}",
                 reads=["w", f"got {t}"],
                 frees=[f"got {t}"],
                 makes={f"fresh {t}": (Value.WEIGHTS, 100)},
             )
             build.op(
                 2,
-                f"1SEND_W0>0{mark}",
+                f"1SEND_W0{mark}",
                 to=worker,
                 reads=[f"fresh {t}"],
                 frees=[f"fresh {t}"],
@@ -260,6 +307,10 @@ def parameter_server(pushes: int) -> Program:
 def test_asynchronous_parameter_server() -> None:
     """Nobody waits for the other worker: the order at the server is that of arrival, and is recorded."""
     program = check(parameter_server(pushes=3))
+    kinds = (Kind.F, Kind.B, Kind.SEND_G, Kind.RECV_G, Kind.STEP, Kind.SEND_W, Kind.RECV_W)
+    lowered = lower(plan(dp=2, blocks=3, exchange="ps-asp", servers=1), chain(3), 4, steps=3)
+    assert waits(program, kinds) == waits(lowered, kinds)
+    assert (program.staleness, program.policy) == (lowered.staleness, lowered.policy)
     seconds = seconds_by_kind(program, {Kind.F: 0, Kind.B: 0, Kind.SEND_G: 0.5, Kind.STEP: 1.0, Kind.SEND_W: 0.5})
     seconds[(program.kind == Kind.F) & (program.pipeline == 0)] = 2.0
     seconds[(program.kind == Kind.F) & (program.pipeline == 1)] = 2.25
@@ -269,6 +320,17 @@ def test_asynchronous_parameter_server() -> None:
     # Worker 0 pushes at 2.5 and is served at once; worker 1 arrives at 2.75 and waits until 3.5. From then on both
     # have a round trip of 4 s (1 s of it the server's), and worker 1 stays 1 s behind.
     assert arrivals == [(0, 2.5), (1, 3.5), (0, 6.5), (1, 7.75), (0, 10.5), (1, 12.0)]
+    # So all but the first gradient that the server applies are of weights that lack one update, the other worker's.
+    latest, stale = [0, 0], list[int]()
+    for update, (worker, _) in enumerate(arrivals):
+        stale.append(update - latest[worker])
+        latest[worker] = update + 1
+    assert stale == [0, 1, 1, 1, 1, 1]
+
+
+def test_a_worker_that_goes_on_with_old_weights_is_refused() -> None:
+    with pytest.raises(ProgramError, match=r"0F0@1 reads weights of version 0; 0 update\(s\) less than step 1"):
+        check(parameter_server(pushes=2, version=lambda k: 0))
 
 
 def test_asynchronous_server_prefers_whoever_came_first() -> None:
