@@ -59,6 +59,8 @@ def accuracy(name: str) -> str:
         lines.append(f"| {name.partition(':layers')[0]} | `{asked}` | fails: {why} | | | | |")
     errors = [abs(row["error"]) for row in data["rows"]]
     noise = median(row["noise_floor"] for row in data["rows"])
+    shapes = dict.fromkeys(name for name in (row["workload"] for row in data["rows"]) if ":layers" in name)
+    lines += ["", f"gpt is {' and '.join(f'`{shape}`' for shape in shapes)}."] if shapes else []
     lines += ["", f"Median |error| {median(errors):.1%}, worst {max(errors):.1%}; median noise floor {noise:.1%}."]
     return "\n".join(lines)
 
@@ -127,6 +129,16 @@ def _about(size: int) -> int:
 def _exchanged(row: dict[str, float]) -> str:
     errors = [f"{row[key] / row['measured_s'] - 1:+.0%}" for key in ("predicted_s", "closed_s")]
     return f"{row['measured_s'] * 1e3:.3f} ({errors[0]}, {errors[1]})"
+
+
+def directions(name: str) -> str:
+    """Gathering a tensor three ways, from a file of benchmarks/directions.py."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    lines = [*_origin(data), "| way | two ranks come | median ms | least | most |", "|---|---|--:|--:|--:|"]
+    for row in data["rows"]:
+        seconds = row["median_s"], min(row["seconds"]), max(row["seconds"])
+        lines.append(f"| {row['way']} | {row['when']} | {' | '.join(f'{s * 1e3:.0f}' for s in seconds)} |")
+    return "\n".join([*lines, "", f"At the link's rate it would be {data['least_s'] * 1e3:.0f} ms, without headers."])
 
 
 def overlap(name: str) -> str:
@@ -261,22 +273,15 @@ def published(name: str) -> str:
     for what, row in grids.items():
         cells = " | ".join(f"{row[key]:.1%}" for key in ("mean", "median", "worst", "regret", "worst_regret"))
         lines.append(f"| {what} | {row['rows']} | {cells} |")
-    lines += [
-        "",
-        "| FSDP | labelled rows | sustained | rows predicted | mean | median | worst |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
+    lines += ["", "| FSDP | labelled rows | sustained | rows predicted | mean | median | worst |", f"|---|{'--:|' * 6}"]
     for what, row in sharded.items():
         if what != "mean":
             cells = " | ".join(f"{row[key]:.1%}" for key in ("mean", "median", "worst"))
             lines.append(f"| {what} | {row['labelled']} | {row['sustained']:.2f} | {row['rows']} | {cells} |")
     lines.append(f"| all | | | | {sharded['mean']:.1%} | | |")
     errors = as_asked(data)
-    lines += [
-        "",
-        "| steps as anybody asks for them | rows | half within | nine of ten within | worst | inside | held out |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
+    head = "| steps as anybody asks for them | rows | half within | nine of ten within | worst | inside | held out |"
+    lines += ["", head, f"|---|{'--:|' * 6}"]
     whole = told(errors)
     for file, own in errors.items():
         rest = told({name: other for name, other in errors.items() if name != file})
@@ -293,11 +298,8 @@ def published(name: str) -> str:
         "lambda_labs_pytorch_subset.csv": "ResNet-50 on several devices",
         "matmul_mamf.csv": "the fastest product of three devices",
     }
-    lines += [
-        "",
-        "| one device | | rows | left out | constant | rank | ratios | mean | median | worst | |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
-    ]
+    head = "| one device | | rows | left out | constant | rank | ratios | mean | median | worst | |"
+    lines += ["", head, f"|---|---|{'--:|' * 8}---|"]
     for file, title in titles.items():
         for what, row in data[file].items():
             shares = " | ".join(f"{row[key]:.1%}" for key in ("ratios", "mean", "median", "worst"))
@@ -395,7 +397,7 @@ def rewritten(text: str) -> str:
         "systems": systems, "medians": medians, "accuracy": accuracy, "engine": engine, "clock": clock, "gaps": gaps,
         "exchanges": exchanges, "overlap": overlap, "preload": preload, "published": published,
         "cpu_to_gpu": cpu_to_gpu, "staleness": staleness, "movement": movement, "estimates": estimates,
-        "influence": influence, "searches": searches,
+        "influence": influence, "searches": searches, "directions": directions,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:

@@ -1,6 +1,7 @@
 """The docs tell the truth: their commands run, their generated tables are current, their links lead somewhere."""
 
 import importlib.util
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -94,6 +95,48 @@ def test_generated_tables_are_current() -> None:
         assert tables.rewritten(page.read_text()) == page.read_text(), f"run: python docs/tables.py ({page.name})"
     kept = (ROOT / "src" / "trainplan" / "bench" / "accuracy.json").read_text()
     assert tables.known_errors(*tables.ACCURACY) == kept, "run: python docs/tables.py"
+
+
+NOT_OURS = "Xu and others (2021, table 2) measured"  # which are published, and where
+MADE_BY = re.compile(r"(?:^|`|\$ )\s*(?:taskset -c \S+ )?(?:python|trainplan|make|bench)\s", re.MULTILINE)
+NUMBERS = re.compile(r"\d\.\d|\d\s?(?:%|ms|s|GiB|×)(?!\w)")
+
+
+def sections(page: str) -> list[list[str]]:
+    """The lines of a page between one heading and the next, code left out of what is a heading."""
+    found, code = [list[str]()], False
+    for line in page.splitlines():
+        code ^= line.startswith("```")
+        if re.match(r"#+ ", line) and not code:
+            found.append([])
+        found[-1].append(line)
+    return found
+
+
+def tables_of(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The first cell of every table, and its rows."""
+    for at, line in enumerate(lines):
+        if re.fullmatch(r"\|[-:| ]+\|", line):
+            rows = itertools.takewhile(lambda row: row.startswith("|"), lines[at + 1 :])
+            yield lines[at - 1].split("|")[1].strip(), list(rows)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_table_of_numbers_says_what_makes_it(page: Path) -> None:
+    """In its section: the command, with the data that it leaves; or whose numbers they are."""
+    for lines in sections(page.read_text()):
+        text = "\n".join(lines)
+        for cell, rows in tables_of(lines):
+            if sum(bool(NUMBERS.search(row)) for row in rows) > 1:
+                made = MADE_BY.search(text) or NOT_OURS in " ".join(text.split())
+                assert made, f"{page.name}, {lines[0]}: the table of »{cell}« has no command"
+
+
+def test_tables_name_the_shapes_of_models() -> None:
+    """A name that stands for several models says which, below each table that has it."""
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    for block in re.findall(r"<!-- accuracy .*?<!-- /accuracy -->", page, re.DOTALL):
+        assert ("\n| gpt |" in block) == bool(re.search(r"^gpt is `gpt:layers=\d+,hidden=\d+", block, re.MULTILINE))
 
 
 def test_what_recommend_does_not_search_for_is_said() -> None:

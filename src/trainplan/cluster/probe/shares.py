@@ -3,9 +3,8 @@
 gloo's own collectives waste a link here. Its reduce-scatter sums everything everywhere, twice the bytes. And a sender
 of gloo's waits until the receiver has said that it is ready, on the connection on which the receiver's own data goes
 out: who starts sending before it has said so is heard only when all that has arrived, and the two directions of a link
-take turns. gloo's all-to-all does that whenever a rank is a little ahead (32 MiB on two ranks at 1 Gbit/s: 148 ms or
-281, by chance), its all-gather by halves (215 ms). So here everybody posts all receives first, and then sends everybody
-else's share directly: 141 ms.
+take turns. gloo's all-to-all does that whenever a rank is a little ahead, its all-gather by halves. So here everybody
+posts all receives first, and then sends everybody else's share directly (measured: `benchmarks/directions.py`).
 
 Messages between two ranks arrive in the order in which both have posted them, so what is started one after the other
 goes one after the other, whatever is on its way.
