@@ -92,15 +92,17 @@ def cluster(
     refresh: bool = False,
 ) -> Described:
     """Show what is believed about a cluster, or probe this machine (`probe`: measure it again)."""
+    from trainplan.cluster.yaml_write import check_name, save_as
     from trainplan.report.answers import Described
 
     if action not in ("show", "probe"):
         raise InputError(f"cluster {action}", "a cluster can be shown or probed", _meant(action))
     if action == "probe" and isinstance(name, str) and "local" not in name:
         raise InputError(f"cluster probe {name}", "only this machine can be probed", "cluster probe local")
+    check_name(output)  # before anything is probed
     found = cluster_for(name, set, refresh=refresh or action == "probe")
     if output:
-        found.save(output)
+        save_as(found, output)
     return Described(found, output or "")
 
 
@@ -375,7 +377,7 @@ def timeline(
     if csv is not None and (plan is None or not csv.endswith(".csv")):
         why = "a plan has an order of work, and none is given" if plan is None else "its name does not end in .csv"
         raise InputError(f"--csv {csv}", why, "--plan 'pp=2 schedule=1f1b'" if plan is None else f"--csv {csv}.csv")
-    again = ""
+    order = again = ""
     if plan is None:
         names, why = ("cluster", "batch", "profile", "set", "compile"), "a timeline that was saved is drawn as it is"
         refuse_unheard(timeline, locals(), (*names, "inputs", "loss", "optimizer"), "no --plan with", why, PLANNED)
@@ -385,14 +387,14 @@ def timeline(
         chosen, there = plan_for(plan, s)
         expected: Prediction = simulate(chosen, s.profile, there, s.batch, keep=True)
         shown = [expected.timeline()]
-        if csv:
-            order, again = written(chosen, csv)
-            write_text(csv, order)
+        order, again = written(chosen, csv) if csv else ("", "")
     if measured:
         shown.append(Timeline.load(measured))
+    joined = join(*shown) if len(shown) == 2 else None
+    if csv:  # files last: what is refused leaves none
+        write_text(csv, order)
     if trace:
         write(trace, shown)
-    joined = join(*shown) if len(shown) == 2 else None
     return Drawn(tuple(shown), width, step, steps, joined, trace or "", csv or "", again)
 
 

@@ -176,20 +176,16 @@ def calibrate(
     from trainplan.bench.calibrate.seen import gather
     from trainplan.bench.results import read
     from trainplan.cluster.parse import cluster as parse
-    from trainplan.cluster.yaml_write import save_yaml
+    from trainplan.cluster.yaml_write import check_name, save_as
     from trainplan.report.progress import progress
 
-    if output and not output.endswith((".yaml", ".yml", ".json")):
-        raise InputError(f"--output {output}", "a cluster's file ends in .yaml or .json", f"--output {output}.yaml")
+    check_name(output)
     gathered = gather(read(results), parse(cluster) if isinstance(cluster, str) else cluster)
     with progress() as report:
         found = fit(gathered, report if sys.stderr.isatty() else _line)
     write = bool(output) and (found.helps or force)
     if output and write:
-        if output.endswith(".json"):
-            found.cluster.save(output)
-        else:
-            save_yaml(found.cluster, output)
+        save_as(found.cluster, output)
     return Calibrated(found, gathered.machines, gathered.left_out, output if output and write else "", output or "")
 
 

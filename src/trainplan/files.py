@@ -15,12 +15,14 @@ Point(x=1, y=(2.0, 3.0))
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
-import tempfile
+import secrets
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -169,23 +171,41 @@ def write(path: str | Path, what: str, data: Any) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file whole or not at all: to a temporary neighbour, then renamed."""
-    path = Path(path)
+    """Write a text file whole or not at all."""
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def whole(path: str | Path, option: str = "") -> Iterator[Path]:
+    """A file for whoever writes one: it becomes `path` in the end, and there is none of it where that fails.
+
+    Folders on the way to it are made, here as for everything that we write, and go again with it. `option`: what the
+    path was given by.
+    """
+    path, made = Path(path), list[Path]()
+    partial: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(str(path), f"it cannot be written ({error.strerror})", "another path") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.replace(name, path)
-    except OSError as error:
-        os.unlink(name)
-        raise InputError(str(path), f"it cannot be written ({error.strerror})", "another path") from None
-    except BaseException:
-        os.unlink(name)
-        raise
+        missing = itertools.takewhile(lambda folder: not folder.exists(), (path.parent, *path.parent.parents))
+        for folder in reversed(list(missing)):
+            folder.mkdir(exist_ok=True)
+            made.append(folder)
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        beside.touch(exist_ok=False)  # for whom the user's umask says
+        partial = beside
+        yield partial
+        os.replace(partial, path)
+    except BaseException as error:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+        for folder in reversed(made):
+            with suppress(OSError):  # somebody else has put something there
+                folder.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        raise InputError(
+            f"{option} {path}".strip(), f"it cannot be written ({error.strerror})", "another path"
+        ) from None
 
 
 def read(path: str | Path, what: str) -> Any:

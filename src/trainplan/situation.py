@@ -233,8 +233,17 @@ def plan_for(plan: str | Plan | Request, s: Situation) -> tuple[Plan, Cluster]:
             why = f"it was made for {plan.blocks} blocks, and the model has {len(s.profile.blocks)}"
             raise PlanError(f"plan {brief(plan)!r}", why, "making the plan again")
         return plan, s.cluster
-    request = parse(plan) if isinstance(plan, str) else plan
+    request = parse(_said(plan)) if isinstance(plan, str) else plan
     return resolve(request, s.profile, s.cluster, s.batch), limited(s.cluster, request.memory)
+
+
+def _said(line: str) -> str:
+    """A plan's line, refused where nothing is in it: that would quietly be one device."""
+    if not line.strip():
+        raise PlanError(
+            f"--plan {line!r}", "it asks for nothing", "single for one device, dp=2, or what recommend says"
+        )
+    return line
 
 
 def runnable(plan: str | Plan | Request) -> Plan | Request:
@@ -242,7 +251,7 @@ def runnable(plan: str | Plan | Request) -> Plan | Request:
     from trainplan.plan.sliced import check_runs
     from trainplan.plan.text import parse
 
-    asked = parse(plan) if isinstance(plan, str) else plan
+    asked = parse(_said(plan)) if isinstance(plan, str) else plan
     check_runs(asked)
     return asked
 

@@ -88,8 +88,9 @@ def test_no_share_of_a_peak_that_is_not_known_and_none_above_all(answer):
 def test_pictures_that_cannot_be_drawn(answer, monkeypatch, tmp_path):
     with pytest.raises(InputError, match=r"pictures end in \.svg, \.png, \.pdf\. Try roof\.txt\.svg"):
         check_picture("roof.txt")
+    (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):
-        draw(answer.bounds, str(tmp_path / "nowhere" / "roof.svg"))
+        draw(answer.bounds, str(tmp_path / "file" / "roof.svg"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="a picture needs matplotlib, which is not installed"):
         asked(batch=4, output=str(tmp_path / "roof.svg"))

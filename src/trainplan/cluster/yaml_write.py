@@ -19,6 +19,7 @@ import yaml
 from trainplan import files
 from trainplan.cluster import catalogue
 from trainplan.cluster.cluster import Cluster, Device, Link, Node, Slowdown
+from trainplan.errors import InputError
 from trainplan.units import parse_bytes, parse_flops, parse_rate, parse_seconds
 
 _BYTES = (("TiB", 2**40), ("TB", 10**12), ("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20))
@@ -30,6 +31,20 @@ _FLOPS = (("TFLOP/s", 1e12), ("GFLOP/s", 1e9))
 def save_yaml(cluster: Cluster, path: str | Path) -> None:
     """Write a cluster to a YAML file, whole or not at all."""
     files.write_text(path, to_yaml(cluster))
+
+
+def check_name(path: str | None) -> None:
+    """Refuse a name that a cluster could not be read from again."""
+    if path and not path.endswith((".yaml", ".yml", ".json")):
+        raise InputError(f"--output {path}", "a cluster's file ends in .yaml or .json", f"--output {path}.yaml")
+
+
+def save_as(cluster: Cluster, path: str) -> None:
+    """Write a cluster in the form that its file's name says."""
+    if path.endswith(".json"):
+        cluster.save(path)
+    else:
+        save_yaml(cluster, path)
 
 
 def to_yaml(cluster: Cluster) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainplan import files
 from trainplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,10 +34,5 @@ def blank(width: float, height: float) -> Figure:
 
 def save(figure: Figure, path: str, option: str = "--output") -> None:
     """Write the picture, whole or not at all."""
-    partial = f"{path}.partial"
-    try:
+    with files.whole(path, option) as partial:
         figure.savefig(partial, format=Path(path).suffix[1:].lower())
-        os.replace(partial, path)
-    except OSError as error:
-        Path(partial).unlink(missing_ok=True)
-        raise InputError(f"{option} {path}", f"it cannot be written ({error.strerror})", "another path") from None

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import files
-from trainplan.errors import InputError
 from trainplan.program.ops import SPECS, Kind, Lane
 from trainplan.program.timeline import Event, Timeline
 
@@ -43,12 +42,8 @@ def write(path: str | Path, timelines: Sequence[Timeline]) -> None:
     if path.suffix != ".gz":
         files.write_text(path, text)
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with gzip.open(path, "wt", encoding="utf-8") as stream:
-            stream.write(text)
-    except OSError as error:
-        raise InputError(str(path), f"it cannot be written ({error.strerror})", "another path") from None
+    with files.whole(path) as partial:
+        partial.write_bytes(gzip.compress(text.encode()))
 
 
 def _meta(process: int, what: str, **args: object) -> dict[str, Any]:
