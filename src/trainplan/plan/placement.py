@@ -19,6 +19,7 @@ with any table: the lists of the stages on a rank are merged into one.
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import lru_cache
 
@@ -75,9 +76,7 @@ def renamed(usual: Lines, table: tuple[int, ...]) -> Lines | None:
 def placement(dp: int, local: Lines, tp: int = 1) -> Placement:
     """The table of so many replicas, whose stages have so many ranks each. Plans share it: it is as long as there are
     ranks."""
-
-    def ranks(place: int, replica: int) -> tuple[int, ...]:
-        first = (place * dp + replica) * tp
-        return tuple(range(first, first + tp))
-
-    return tuple(tuple(ranks(place, replica) for place in line) for replica in range(dp) for line in local)
+    places = 1 + max(max(line) for line in local)
+    groups = list(zip(*(range(first, places * dp * tp, tp) for first in range(tp)), strict=True))  # by place, replica
+    by_line = [zip(*(groups[place * dp : (place + 1) * dp] for place in line), strict=True) for line in local]
+    return tuple(itertools.chain.from_iterable(zip(*by_line, strict=True)))

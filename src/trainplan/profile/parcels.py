@@ -36,7 +36,16 @@ class Parcel:
 
 
 def parcels(profile: Profile, samples: Amount, sections: Sequence[tuple[int, int]], again: bool) -> list[Parcel]:
-    """The parcels of a stage that is cut into these sections; `again`: its blocks are recomputed."""
+    """The parcels of a stage that is cut into these sections; `again`: its blocks are recomputed. A lowering asks for
+    them once for each of them, so they are worked out once."""
+    known, key = profile.known_stages, ("parcels", samples, tuple(sections), again)
+    if key not in known:
+        known[key] = _parcels(profile, samples, sections, again)
+    found: list[Parcel] = known[key]
+    return found
+
+
+def _parcels(profile: Profile, samples: Amount, sections: Sequence[tuple[int, int]], again: bool) -> list[Parcel]:
     print_ = footprints(profile, samples)
     first, last = sections[0][0], sections[-1][1]
     section_of = {block: number for number, (begin, end) in enumerate(sections) for block in range(begin, end)}

@@ -130,19 +130,24 @@ def of(plans: Sequence[Plan], profile: Profile, cluster: Cluster, batch: int, pr
     if others:
         why = f"some of them train in {', '.join(others)}, which is other training"
         raise PlanError(f"the best of {len(plans)} plans in {precision}", why, "plans of one precision")
-    spreads = ((), *sorted({plan.spread for plan in plans} - {()}))
-
-    def row(plan: Plan) -> list[int]:
-        values = {**{field: getattr(plan, field) for field in FIELDS}, "spread": spreads.index(plan.spread)}
-        return [_WORDS[field].index(value) if field in _WORDS else value for field, value in values.items()]
-
-    found = Space(profile, cluster, batch, precision, np.array([row(plan) for plan in plans]), spreads)
+    found = as_given(plans, profile, cluster, batch, precision)
     for number, given in enumerate(plans):
         same = replace(found.sketch(number), stages=given.stages, bucket=given.bucket, key=given.key)
         if same != given:
             why = f"the search would run {brief(same)!r}: what else this one chooses, it does not choose from"
             raise PlanError(f"plan {brief(given)!r} among those to search", why, "trainplan predict, for one plan")
     return replace(found, rows=np.unique(found.rows, axis=0))
+
+
+def as_given(plans: Sequence[Plan], profile: Profile, cluster: Cluster, batch: int, precision: str) -> Space:
+    """A row for each of these plans, whatever else they choose."""
+    spreads = ((), *sorted({plan.spread for plan in plans} - {()}))
+
+    def row(plan: Plan) -> list[int]:
+        values = {**{field: getattr(plan, field) for field in FIELDS}, "spread": spreads.index(plan.spread)}
+        return [_WORDS[field].index(value) if field in _WORDS else value for field, value in values.items()]
+
+    return Space(profile, cluster, batch, precision, np.array([row(plan) for plan in plans]), spreads)
 
 
 def slicings(profile: Profile, cluster: Cluster, precision: str) -> list[int]:

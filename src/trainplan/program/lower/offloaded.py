@@ -71,15 +71,20 @@ def _go_and_come(
     layout, cut = found.layout, found.layout.sections[stage]
     count, base = len(cut), layout.plan.bounds[stage][0] if again else 0
 
-    def size(of: Callable[[list[Parcel], int], int]) -> Ints:
-        return found.by_size(lambda k, samples: of(parcels(layout.profile, samples, cut, again), k), count)
+    def left(samples: Amount) -> list[Parcel]:
+        return parcels(layout.profile, samples, cut, again)
+
+    def given_up(section: int, until: int, _: int, samples: Amount) -> int:
+        """Bytes of a section's parcel that the backward of another one gives up."""
+        return left(samples)[section].until.get(until, 0)
 
     numbers = range(count)
     forward = found.ops(Kind.F, [stage] * count, units=numbers)
     out, into = (found.ops(kind, [stage] * count, units=numbers) for kind in (Kind.OFFLOAD, Kind.FETCH))
-    ledger.add_some(Value.WORKSPACE, size(lambda all_, k: all_[k].extra), home, forward, forward)
-    whole = size(lambda all_, k: all_[k].bytes)
-    kinds = parcels(layout.profile, layout.kinds_of_amount[0][0], cut, again)
+    extra = found.by_size(lambda k, samples: left(samples)[k].extra, count)
+    ledger.add_some(Value.WORKSPACE, extra, home, forward, forward)
+    whole = found.by_size(lambda k, samples: left(samples)[k].bytes, count)
+    kinds = left(layout.kinds_of_amount[0][0])
     for k in numbers:
         away = out[k] >= 0
         reader = found.ops(Kind.R, [stage], units=[cut[k][1] - 1])[0] if again else back[k]
@@ -90,15 +95,10 @@ def _go_and_come(
         # With recomputation every block that reads a crossing reads it from the pass, whoever brought it there.
         for until in kinds[k].until:
             end = back[until - base]
-            part = size(partial(_until, until))[k]
+            part = found.by_size(partial(given_up, k, until), 1)[0]
             soon = np.minimum(early[k], part) if until == k and not again else np.zeros_like(part)
             ledger.add_some(Value.SAVED, soon, home, maker, end, early=True)
             ledger.add_some(Value.SAVED, part - soon, home, maker, end)
-
-
-def _until(until: int, own: list[Parcel], section: int) -> int:
-    """Bytes of a section's parcel that the backward of another one gives up."""
-    return own[section].until.get(until, 0)
 
 
 def _travels(ledger: Ledger, found: Found, home: Ints, ops: tuple[Ints, Ints, Ints], size: Ints) -> None:
