@@ -1,6 +1,7 @@
 """How gradients travel: buckets and exchanges that the clock chooses, and what is refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from trainplan.predict.predict import predict
 from trainplan.profile.profile import Profile
 from trainplan.program.exchanges import BY_ROUNDS, HIERARCHICAL
 from trainplan.search.recommend import recommend
-from trainplan.solve.exchange import bucket_sizes, other_exchanges
+from trainplan.solve.exchange import bucket_sizes, distinct_sizes, other_exchanges
 from trainplan.solve.resolve import resolve, solve
 from trainplan.units import MIB
 
@@ -61,6 +62,22 @@ def test_the_bucket_is_the_best_of_those_tried_for_every_exchange(word: str, mod
     steps = {size: predict(replace(found.plan, bucket=size), model, four, 8).step_s for size in sizes}
     assert found.step_s <= min(steps.values()) * 1.001
     assert steps[found.plan.bucket] == found.step_s < steps[32 * MIB] * 0.99  # all at once hides nothing
+
+
+@pytest.mark.parametrize("choices", [{}, {"zero": 1}, {"zero": 3, "pp": 2, "schedule": "1f1b", "micro": 2}])
+def test_sizes_that_make_the_same_program_are_tried_once(choices: dict[str, Any], model: Profile) -> None:
+    """Layers of 4 MiB go alone in buckets of 1 MiB and of 4 MiB; every size that is left out predicts as the one before
+    it that was not, to the last bit."""
+    four = machines(2, 2)
+    two = {"stages": (4,)} if "pp" in choices else {}
+    asked = plan(dp=4 // choices.get("pp", 1), blocks=LAYERS, bucket=4 * MIB, **choices, **two)
+    sizes, kept = bucket_sizes(asked, model), distinct_sizes(asked, model, four, 8)
+    assert 4 * MIB not in kept
+    assert distinct_sizes(asked, model, four, 8, but=4 * MIB) == [size for size in kept if size > 4 * MIB]
+    found = {size: predict(replace(asked, bucket=size), model, four, 8) for size in sizes}
+    numbers = {size: replace(p, plan=asked, peaks=()) for size, p in found.items()}
+    assert all(size in kept or numbers[size] == numbers[max(k for k in kept if k < size)] for size in sizes)
+    assert len({(p.step_s, p.peak_bytes) for p in found.values()}) == len(kept)
 
 
 def test_small_buckets_lose_where_messages_are_slow_to_start(model: Profile) -> None:

@@ -60,6 +60,7 @@ class Outcome:
     better: int  # of these might be better than the best; 0: none is
     bound: float  # what no plan of the space that fits can beat, in units of the objective
     tables: Callable[[int], Tables]  # by row
+    in_order: Callable[[int, tuple[int, ...]], float]  # by row and cuts: seconds of a step, at least
 
     @property
     def gap(self) -> float:
@@ -193,6 +194,7 @@ def best_first(
         int((rest < best).sum()),
         float(min(lowest, best)),
         closer.tables,
+        closer.in_order,
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -181,7 +182,9 @@ def _refined(found: Outcome) -> tuple[list[Prediction], dict[int, Prediction]]:
             # Behind the winner a gain must be worth a row, and what is far behind stays there.
             behind = (p.step_s / refined[0].step_s - 1) if refined else 0.0
             gain = max(HARDLY, behind - FAR) if refined else NOTHING
-            chosen = refine(p, ("stages", "bucket", "exchange"), cluster, batch, tables, gain)
+            # (What is offloaded may have its states shared out as well, unlike the row that it is made of.)
+            least = partial(found.in_order, row) if p.plan.offload == "none" else None
+            chosen = refine(p, ("stages", "bucket", "exchange"), cluster, batch, tables, gain, least=least)
         ready = brought(chosen, cluster, batch, tables)
         if not ready.fits and chosen is not p:  # what is refined may be fuller
             ready = brought(p, cluster, batch, tables)

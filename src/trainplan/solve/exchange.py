@@ -19,8 +19,13 @@ from trainplan.plan.plan import Plan, Request
 from trainplan.plan.text import brief
 from trainplan.predict.collectives import one_of_several
 from trainplan.predict.exchanges import in_rounds
+from trainplan.predict.planned import planned
 from trainplan.profile.profile import Profile
 from trainplan.program.exchanges import BY_ROUNDS
+from trainplan.program.lower.backend import backend
+from trainplan.program.lower.buckets import Bucket
+from trainplan.program.lower.layout import Layout
+from trainplan.program.lower.units import Section, Unit
 from trainplan.units import MIB, gib
 
 BUCKETS = (1 * MIB, 4 * MIB, 8 * MIB, 25 * MIB, 64 * MIB, 256 * MIB)
@@ -41,6 +46,28 @@ def bucket_sizes(plan: Plan, profile: Profile) -> list[int]:
     """The bucket sizes that differ for this model: up to all gradients of a stage at once, in whole MiB."""
     most = max(sum(p.bytes for p in profile.parameters_of(*bound) if p.trainable) for bound in plan.bounds)
     return [*(size for size in BUCKETS if size < _whole(most)), _whole(most)]
+
+
+def distinct_sizes(plan: Plan, profile: Profile, cluster: Cluster, batch: int, but: int | None = None) -> list[int]:
+    """Of those sizes one for each program that comes of them, the first; not that of a plan that has one already
+    (`but`). Weights that are larger than a bucket each travel alone, however much smaller it is."""
+    sizes = [size for size in bucket_sizes(plan, profile) if size != but]
+    if plan.offload == "activations":  # what goes away is to be found out for each
+        return sizes
+    own, chosen = planned(plan, profile, cluster), backend(cluster.backend)
+
+    def together(size: int) -> tuple[list[list[Bucket]], list[list[Section]], list[list[Unit]]]:
+        layout = Layout(replace(plan, bucket=size), own, batch, chosen, (0,))
+        return layout.buckets, layout.sections, layout.units
+
+    known = [together(but)] if but is not None else []
+    found = []
+    for size in sizes:
+        way = together(size)
+        if way not in known:
+            known.append(way)
+            found.append(size)
+    return found
 
 
 def check_bucket(request: Request, profile: Profile) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from trainplan.predict.speeds import speeds
 from trainplan.profile.profile import Profile
 from trainplan.program.lower.backend import backend
 from trainplan.solve.decided import begun, check_numbers, tuned
-from trainplan.solve.exchange import FASTER, bucket_sizes, check_bucket, on_nodes, other_exchanges, whole_bucket
+from trainplan.solve.exchange import FASTER, check_bucket, distinct_sizes, on_nodes, other_exchanges, whole_bucket
 from trainplan.solve.least import Least
 from trainplan.solve.limits import limited, usable
 from trainplan.solve.offload import offloaded, refuse_too_little
@@ -56,6 +56,7 @@ NOTHING = 1e-3  # a gain that no prediction is good enough to promise
 FEW_CUTS = 64  # ways to cut that are all looked at; where there are more, only those one move away
 MOST_SIMULATED = 24  # cuts of one plan
 PATIENCE = 6  # of them that may bring nothing, one after the other
+Bound = Callable[[tuple[int, ...]], float]  # cuts → seconds of a step, at least
 _REPAIRS = 4  # times that the limit is tightened when the estimate of a stage's bytes was too low
 
 
@@ -153,29 +154,37 @@ def draft(sketch: Plan, cluster: Cluster, batch: int, tables: Tables, slices: in
 
 def refine(
     found: Prediction, left: Collection[str], cluster: Cluster, batch: int, tables: Tables, gain: float = NOTHING,
-    away: Away = (),
+    away: Away = (), least: Bound | None = None,
 ) -> Prediction:  # fmt: skip
     """The best of a plan and those with other cuts, buckets and exchanges, where these were left open and may gain that
-    share. `away`: what goes away in any case."""
+    share. `away`: what goes away in any case; `least`: seconds that it takes at least with other cuts."""
     if "stages" in left and found.plan.pp > 1:
-        found = _recut(found, cluster, batch, tables, gain)
+        found = _recut(found, cluster, batch, tables, gain, least or _anything)
     # Buckets hide communication; where there is next to nothing to hide, others are no better. But whole gradients, or
     # weights, that come and go bucket by bucket take less memory in smaller ones.
     buckets = "bucket" in left and found.plan.replicated and found.plan.exchange not in rules.DECIDED
     if buckets and (found.exposed_comm_s > gain * found.step_s or (found.plan.zero > 1 and not found.fits)):
-        sizes = [size for size in bucket_sizes(found.plan, tables.profile) if size != found.plan.bucket]
+        sizes = distinct_sizes(found.plan, tables.profile, cluster, batch, found.plan.bucket)
         trials = [_predict(_other(found.plan, away, bucket=size), cluster, batch, tables) for size in sizes]
         found = best([found, *trials])
     if "exchange" in left and found.exposed_comm_s > gain * found.step_s:
         for other in other_exchanges(found.plan, tables.profile, cluster):
-            sizes = bucket_sizes(other, tables.profile) if "bucket" in left else [other.bucket]
+            open_ = "bucket" in left
+            sizes = distinct_sizes(other, tables.profile, cluster, batch) if open_ else [other.bucket]
             fastest = best([_predict(_other(other, bucket=size), cluster, batch, tables) for size in sizes])
             if fastest.step_s < found.step_s * (1 - FASTER) and fastest.fits >= found.fits:
                 found = fastest
     return found
 
 
-def _recut(found: Prediction, cluster: Cluster, batch: int, tables: Tables, gain: float) -> Prediction:
+def _anything(cuts: tuple[int, ...]) -> float:
+    """The bound of cuts of which nothing is known."""
+    return 0.0
+
+
+def _recut(
+    found: Prediction, cluster: Cluster, batch: int, tables: Tables, gain: float, least: Bound
+) -> Prediction:  # fmt: skip
     def trial(limit: float, slack: float = 0.0) -> tuple[int, ...]:
         return cuts(found.plan, cluster, batch, tables, limit, slack)
 
@@ -187,15 +196,18 @@ def _recut(found: Prediction, cluster: Cluster, batch: int, tables: Tables, gain
         found = best([found, _predict(_other(found.plan, stages=trial(limit)), cluster, batch, tables)])
     others = {trial(limit, slack) for slack in SLACKS} - {found.plan.stages}
     found = best([found, *(_predict(_other(found.plan, stages=c), cluster, batch, tables) for c in sorted(others))])
-    return _moved(found, others | {found.plan.stages}, cluster, batch, tables, gain) if found.fits else found
+    known = others | {found.plan.stages}
+    return _moved(found, known, cluster, batch, tables, gain, least) if found.fits else found
 
 
 def _moved(
-    found: Prediction, known: set[tuple[int, ...]], cluster: Cluster, batch: int, tables: Tables, gain: float
-) -> Prediction:
+    found: Prediction, known: set[tuple[int, ...]], cluster: Cluster, batch: int, tables: Tables, gain: float,
+    closer: Bound,
+) -> Prediction:  # fmt: skip
     """The best by the clock of the cuts around those that were found, or of all where they are few.
 
-    Cuts whose busiest stage alone takes longer than the best step so far need no simulation: most of them.
+    Cuts whose busiest stage alone takes longer than the best step so far need no simulation: most of them. Those of
+    which a closer bound says so are tried in vain, but not simulated either.
     """
     plan, simulated, in_vain = found.plan, 0, 0
     bound = Least(plan, cluster, batch, tables)
@@ -209,6 +221,8 @@ def _moved(
                 break
             simulated, in_vain = simulated + 1, in_vain + 1
             known.add(trial)
+            if closer(trial) >= found.step_s:
+                continue
             better = best([found, _predict(_other(plan, stages=trial), cluster, batch, tables)])
             found, in_vain = better, 0 if better is not found else in_vain
             if found is not before and not few:
