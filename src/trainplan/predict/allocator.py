@@ -75,12 +75,17 @@ def _of(most: int, totals: Ints) -> Books:
     )  # fmt: skip
 
 
+@njit(cache=True, inline="always")
+def cramped(of: Books) -> bool:
+    """Whether there may be no room for another tensor: it has a block, and leaves at most one beside it."""
+    return bool(of.totals[_BLOCKS] + 2 > len(of.size))
+
+
 @njit(cache=True)
 def roomy(of: Books) -> Books:
-    """The same books, with room for another tensor: it has a block, and leaves at most one beside it."""
+    """The same books, with room for twice as many. (To be asked for where they are `cramped` alone: books that are
+    returned are ten arrays that are counted, which takes as long as to write something down.)"""
     had = len(of.size)
-    if of.totals[_BLOCKS] + 2 <= had:
-        return of
     more = _of(2 * had, of.totals)
     more.address[:had], more.size[:had], more.before[:had], more.after[:had] = of.address, of.size, of.before, of.after
     more.small[:had], more.free[:had], more.spare[:had] = of.small, of.free, of.spare
@@ -90,7 +95,7 @@ def roomy(of: Books) -> Books:
 
 @njit(cache=True)
 def allocate(of: Books, size: int) -> int:
-    """Room for so many bytes, in books that are `roomy`: the number of its block."""
+    """Room for so many bytes, in books that are not `cramped`: the number of its block."""
     totals = of.totals
     wanted = max(LEAST, -(-size // LEAST) * LEAST)
     small = 1 if wanted <= SMALL else 0
@@ -239,7 +244,8 @@ class Allocator:
 
     def allocate(self, size: int) -> int:
         """Room for so many bytes: the number of its block."""
-        self._books = roomy(self._books)
+        if cramped(self._books):
+            self._books = roomy(self._books)
         return int(allocate(self._books, size))
 
     def free(self, block: int) -> None:

@@ -61,12 +61,13 @@ class Changes:
     bounds: Ints  # those of rank r are from bounds[r] to bounds[r + 1]
 
 
-def changes(played: Played, host: bool = False) -> Changes:
-    """All that is made and freed on some rank: on its device, or in the memory of its `host`."""
+def changes(played: Played, host: bool = False, only: int = -1) -> Changes:
+    """All that is made and freed on some rank: on its device, or in the memory of its `host`. `only`: of this rank, and
+    nothing of the others."""
     program, lists = played.program, played.program.lists
     value, op, phase, bounds = _in_order_of_lists(
         lists.start, lists.items, lists.owner, program.value_rank, program.value_bytes, program.value_maker,
-        program.value_end, program.value_late, program.value_early, program.value_kind, host,
+        program.value_end, program.value_late, program.value_early, program.value_kind, host, only,
     )  # fmt: skip
     return Changes(*_in_order_of_time(value, op, phase, bounds, played.start, played.end), bounds)
 
@@ -95,11 +96,11 @@ def _in_order_of_time(
 @njit(cache=True)
 def _in_order_of_lists(
     list_start: Ints, list_items: Ints, list_owner: Ints, rank: Ints, size: Ints, maker: Ints, end: Ints, late: Bools,
-    early: Bools, kind: NDArray[np.uint8], host: bool,
+    early: Bools, kind: NDArray[np.uint8], host: bool, only: int,
 ) -> tuple[Ints, Ints, Ints, Ints]:  # fmt: skip
     """The changes of values (of those in the memory of the `host`, or of the others): which value, by which operation,
-    in which of its phases; rank after rank, each in the order of its list, and where each rank's begin. A counting
-    sort."""
+    in which of its phases; rank after rank (or of one `only`), each in the order of its list, and where each rank's
+    begin. A counting sort."""
     ops = int(list_items.max()) + 1 if len(list_items) else 0
     # The entries of every operation: one, or of a collective one for each member, in the order of ranks.
     entry_start = np.zeros(ops + 2, np.int64)
@@ -117,7 +118,7 @@ def _in_order_of_lists(
             count = begin[-1]
             value, op, phase = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
         for v in range(len(rank)):
-            if rank[v] < 0 or size[v] <= 0 or (kind[v] == _HOST) != host:
+            if rank[v] < 0 or size[v] <= 0 or (kind[v] == _HOST) != host or (only >= 0 and rank[v] != only):
                 continue
             for goes in range(2):
                 by = end[v] if goes else maker[v]

@@ -32,6 +32,7 @@ from trainplan.predict.allocator import (
     Books,
     allocate,
     books,
+    cramped,
     release,
     roomy,
 )
@@ -117,11 +118,11 @@ def occupancy(played: Played, at: int, rank: int, plan: Plan, profile: Profile, 
         return Taken(allocated, reserved, reserved + device.context_bytes)
 
     first, later = taken(*steps[0]), taken(*steps[-1])
-    state = [size for kind in _STATES for size in pieces.initial(kind)]
-    alone = _played([*state, workspace, *pieces.evaluation])
+    state = _all(books(0), np.array([size for kind in _STATES for size in pieces.initial(kind)], np.int64))
+    alone = _beside(state, [workspace, *pieces.evaluation])
     gathered = pieces.largest_unit if plan.zero else 0
-    saving = _played([*state, *cut(gathered, ())])
-    resuming = _played([*state, max(pieces.parameters, default=0)])
+    saving = _beside(state, cut(gathered, ()))
+    resuming = _beside(state, [max(pieces.parameters, default=0)])
     return Occupancy(
         rank=rank,
         memory=device.memory_bytes,
@@ -161,17 +162,17 @@ _BACK = (int(Kind.B), int(Kind.W), int(Kind.I))
 _STATES = (Value.WEIGHTS, Value.OPTIMIZER, Value.BUFFERS, Value.GRADIENTS, Value.INPUT, Value.COMMUNICATION)
 
 
-def _played(sizes: Iterable[int]) -> tuple[int, int]:
-    """(allocated, reserved) where nothing is given back."""
-    own = books(0)
-    _all(own, np.array([size for size in sizes if size], np.int64))
+def _beside(there: Books, sizes: Iterable[int]) -> tuple[int, int]:
+    """(allocated, reserved) where these come and nothing is given back, beside what is there: which stays as it is."""
+    own = _all(Books(*[column.copy() for column in there]), np.array([size for size in sizes if size], np.int64))
     return int(own.totals[PEAK_ALLOCATED]), int(own.totals[PEAK_RESERVED])
 
 
 @njit(cache=True)
 def _all(of: Books, sizes: Ints) -> Books:
     for size in sizes:
-        of = roomy(of)
+        if cramped(of):
+            of = roomy(of)
         allocate(of, size)
     return of
 
@@ -179,7 +180,7 @@ def _all(of: Books, sizes: Ints) -> Books:
 def _steps(played: Played, at: int, pieces: Pieces, limit: int, workspace: int) -> tuple[list[tuple[int, int]], bool]:
     """(allocated, reserved) at the worst moment of each step and, after these, when the last one is over; and whether
     there was too little at any time."""
-    program, found = played.program, changes(played)
+    program, found = played.program, changes(played, only=at)
     own = slice(found.bounds[at], found.bounds[at + 1])
     op, comes = found.op[own], found.sign[own] > 0
     comes &= program.micro_batch[op] < pieces.micro_batches  # or it is left out, and so is its end
@@ -256,7 +257,8 @@ def _play(
         if comes[k]:
             there[v] = True
             for place in range(room[v + 1] - room[v]):
-                of = roomy(of)
+                if cramped(of):
+                    of = roomy(of)
                 blocks[room[v] + place] = allocate(of, sizes[starts[lot[v]] + place])
                 seen[now, 1] = max(seen[now, 1], of.totals[RESERVED])
         elif there[v]:
@@ -273,6 +275,7 @@ class Pieces:
 
     def __init__(self, played: Played, at: int, profile: Profile) -> None:
         self.profile, self.program, self.at = profile, played.program, at
+        self._initial: dict[Value, list[int]] = {}
         mine = self.program.lists.row(at)
         kinds = np.unique(self.program.cost[mine[self.program.kind[mine] == Kind.F]]).tolist()
         passes = [self.program.classes[kind] for kind in kinds]
@@ -324,9 +327,11 @@ class Pieces:
 
     def initial(self, kind: Value) -> list[int]:
         """What is there before the first step."""
-        here = self.program.initial
-        here = here[(self.program.value_rank[here] == self.at) & (self.program.value_kind[here] == kind)]
-        return [size for value in here.tolist() for size in self.of(value) if size]
+        if kind not in self._initial:
+            here = self.program.initial
+            here = here[(self.program.value_rank[here] == self.at) & (self.program.value_kind[here] == kind)]
+            self._initial[kind] = [size for value in here.tolist() for size in self.of(value) if size]
+        return self._initial[kind]
 
     def of(self, value: int) -> list[int]:
         """The tensors of a value."""
