@@ -298,9 +298,10 @@ def title(choices: Request | Plan) -> str:
 
 def to_json(plan: Plan) -> dict[str, object]:
     """Every choice of a plan, for files."""
-    data = files.to_json(plan)
+    usual = plan.placement == usual_placement(plan)  # which is as long as there are ranks, and need not be said
+    data = files.to_json(replace(plan, placement=()) if usual else plan)
     data["text"] = text(plan)
-    if plan.placement == usual_placement(plan):
+    if usual:
         del data["placement"]
     return data
 

@@ -132,21 +132,24 @@ class Closer:
             self._blocks[variant, samples] = Blocks(*of, samples, self.known.fastest, self.known.joint)
         return self._blocks[variant, samples]
 
-    def _lasting(self, sketch: Plan, stages: tuple[int, ...], small: Blocks, step: bool = False) -> Floats:
-        """Bytes of every rank that are there all the time; or at the optimizer's `step`, with all gradients."""
+    def _lasting(self, sketch: Plan, stages: tuple[int, ...], small: Blocks) -> tuple[Floats, Floats]:
+        """Bytes of every rank that are there all the time; and at the optimizer's step, with all gradients."""
         share, first = 1 / sketch.sharers, [0, *stages]
         lasting = small.weights * (share if sketch.zero == 3 else 1.0) + small.states * (share if sketch.zero else 1.0)
         kept, coming = _gradients(sketch, stages, small)
-        whole = np.add.reduceat(lasting, first) + kept * (share if sketch.zero > 1 else 1.0) + coming * step
+        whole = np.add.reduceat(lasting, first) + kept * (share if sketch.zero > 1 else 1.0)
         rank, stage = _held(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
-        found: Floats = np.bincount(rank, whole[stage]).astype(np.float64)
+        always, at_step = (np.bincount(rank, each[stage]).astype(np.float64) for each in (whole, whole + coming))
         for blocks, weights, gradients, states in small.tied:
+            uses = np.zeros(len(first), dtype=bool)
             using = np.searchsorted(stages, blocks, side="right")
+            uses[using] = True
             others = np.zeros(sketch.pp, dtype=bool)
-            others[rank[np.isin(stage, using)]] = True
+            others[rank[uses[stage]]] = True
             others[rank[stage == using[0]]] = False  # of the first of the blocks it is counted already
-            found[others] += weights + states + gradients * step
-        return found
+            always[others] += weights + states
+            at_step[others] += weights + states + gradients
+        return always, at_step
 
     def _early(self, sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks) -> float:
         """Bytes that the fullest rank has at least when it first goes back: most that are too big are so then, and need
@@ -155,8 +158,8 @@ class Closer:
         each = np.minimum(*(np.add.reduceat(getattr(part, kept), [0, *stages]) for part in (small, large)))
         flying = _first_back(sketch.schedule, sketch.pp, sketch.chunks, sketch.micro) * each
         rank, stage = _held(sketch.schedule, sketch.pp, sketch.chunks, sketch.pairs)
-        whole = self._lasting(sketch, stages, small) + np.bincount(rank, flying[stage])
-        return float(max(whole.max(), self._lasting(sketch, stages, small, step=True).max()))
+        always, at_step = self._lasting(sketch, stages, small)
+        return float(max((always + np.bincount(rank, flying[stage])).max(), at_step.max()))
 
     def _most(self, sketch: Plan, stages: tuple[int, ...], small: Blocks, large: Blocks, larger: int) -> float:
         """Bytes that the fullest rank has at least: what is there all the time, and what is in flight; or all gradients
@@ -177,9 +180,9 @@ class Closer:
                     change[back[first]] += coming[own]
                 found.append(np.cumsum(change).max())
             self._flying[key] = np.array(found)
-        always = self._lasting(sketch, stages, small)
+        always, at_step = self._lasting(sketch, stages, small)
         flying = always + np.maximum(self._flying[key], self._at_one_block(sketch, stages, small))
-        return float(max(flying.max(), self._lasting(sketch, stages, small, step=True).max()))
+        return float(max(flying.max(), at_step.max()))
 
     def _at_one_block(self, sketch: Plan, stages: tuple[int, ...], small: Blocks) -> Floats:
         """Bytes of every rank while one of its blocks goes back: what that has saved, or saves again, with zero=3 its

@@ -63,11 +63,19 @@ class Space:
         return self.rows[:, FIELDS.index(field)]
 
     def sketch(self, row: int) -> Plan:
-        """The plan of a row, not yet cut into stages."""
+        """The plan of a row, not yet cut into stages. (A search asks for some of them again and again.)"""
+        if row in self._sketches:
+            return self._sketches[row]
         values = dict(zip(FIELDS, self.rows[row].tolist(), strict=True))
         words: dict[str, Any] = {field: words[values[field]] for field, words in _WORDS.items()}
         words["spread"] = self.spreads[values["spread"]]
-        return plan(**{**values, **words}, blocks=len(self.profile.blocks), precision=self.precision)
+        made = plan(**{**values, **words}, blocks=len(self.profile.blocks), precision=self.precision)
+        self._sketches[row] = made
+        return made
+
+    @cached_property
+    def _sketches(self) -> dict[int, Plan]:
+        return {}
 
     def having(self, field: str, value: object) -> Bools:
         """The plans in which a field is this: none where it is nothing that is searched for."""
