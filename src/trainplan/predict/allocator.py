@@ -75,27 +75,22 @@ def _of(most: int, totals: Ints) -> Books:
     )  # fmt: skip
 
 
-@njit(cache=True, inline="always")
-def cramped(of: Books) -> bool:
-    """Whether there may be no room for another tensor: it has a block, and leaves at most one beside it."""
-    return bool(of.totals[_BLOCKS] + 2 > len(of.size))
-
-
 @njit(cache=True)
-def roomy(of: Books) -> Books:
-    """The same books, with room for twice as many. (To be asked for where they are `cramped` alone: books that are
-    returned are ten arrays that are counted, which takes as long as to write something down.)"""
-    had = len(of.size)
-    more = _of(2 * had, of.totals)
+def roomy(of: Books, tensors: int) -> Books:
+    """The same books, with room for so many more tensors: each has a block, and leaves at most one beside it."""
+    had, need = len(of.size), of.totals[_BLOCKS] + 2 * tensors
+    if need <= had:
+        return of
+    more = _of(max(2 * had, need), of.totals)
     more.address[:had], more.size[:had], more.before[:had], more.after[:had] = of.address, of.size, of.before, of.after
     more.small[:had], more.free[:had], more.spare[:had] = of.small, of.free, of.spare
     more.pool[:, :had], more.many[:] = of.pool, of.many
     return more
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def allocate(of: Books, size: int) -> int:
-    """Room for so many bytes, in books that are not `cramped`: the number of its block."""
+    """Room for so many bytes, in books that are `roomy`: the number of its block."""
     totals = of.totals
     wanted = max(LEAST, -(-size // LEAST) * LEAST)
     small = 1 if wanted <= SMALL else 0
@@ -120,7 +115,7 @@ def allocate(of: Books, size: int) -> int:
     return block
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def release(of: Books, block: int) -> None:
     """Give a block back: it becomes one with its neighbours, where these are free."""
     of.totals[ALLOCATED] -= of.size[block]
@@ -144,7 +139,7 @@ def release(of: Books, block: int) -> None:
     _put(of, block)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _segment(of: Books, wanted: int, small: int) -> int:
     """A new segment: one block that is all of it."""
     totals = of.totals
@@ -179,7 +174,7 @@ def _give_back(of: Books) -> None:
         of.many[small] = kept
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _block(of: Books, address: int, size: int, small: int) -> int:
     totals = of.totals
     if totals[_SPARE] > 0:
@@ -192,13 +187,13 @@ def _block(of: Books, address: int, size: int, small: int) -> int:
     return number
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _forget(of: Books, block: int) -> None:
     of.spare[of.totals[_SPARE]] = block
     of.totals[_SPARE] += 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _place(of: Books, small: int, size: int, address: int) -> int:
     """Where a block of this size and address is among those that are free, or would be."""
     low, high = 0, of.many[small]
@@ -212,7 +207,7 @@ def _place(of: Books, small: int, size: int, address: int) -> int:
     return low
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _put(of: Books, block: int) -> None:
     small = of.small[block]
     place = _place(of, small, of.size[block], of.address[block])
@@ -223,13 +218,13 @@ def _put(of: Books, block: int) -> None:
     of.free[block] = 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _take(of: Books, block: int) -> None:
     small = of.small[block]
     _remove(of, small, _place(of, small, of.size[block], of.address[block]))
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _remove(of: Books, small: int, place: int) -> None:
     of.many[small] -= 1
     for k in range(place, of.many[small]):
@@ -244,8 +239,7 @@ class Allocator:
 
     def allocate(self, size: int) -> int:
         """Room for so many bytes: the number of its block."""
-        if cramped(self._books):
-            self._books = roomy(self._books)
+        self._books = roomy(self._books, 1)
         return int(allocate(self._books, size))
 
     def free(self, block: int) -> None:

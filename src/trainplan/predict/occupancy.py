@@ -32,7 +32,6 @@ from trainplan.predict.allocator import (
     Books,
     allocate,
     books,
-    cramped,
     release,
     roomy,
 )
@@ -170,9 +169,8 @@ def _beside(there: Books, sizes: Iterable[int]) -> tuple[int, int]:
 
 @njit(cache=True)
 def _all(of: Books, sizes: Ints) -> Books:
+    of = roomy(of, len(sizes))
     for size in sizes:
-        if cramped(of):
-            of = roomy(of)
         allocate(of, size)
     return of
 
@@ -240,25 +238,28 @@ def _play(
 ) -> tuple[Ints, bool]:  # fmt: skip
     """The changes of a rank, one after the other: of these `value`s, each a lot of tensors. `begin`: the lots that are
     there before, that come with the first pass `back`, and with the first `stepped`."""
-    of = books(limit)
     seen = np.zeros((steps + 1, 2), np.int64)
     room = np.zeros(len(lot) + 1, np.int64)  # where the blocks of a value are noted
     for v in range(len(lot)):
         room[v + 1] = room[v] + starts[lot[v] + 1] - starts[lot[v]]
+    # All at once: books that may be others from one tensor to the next are counted as often, which takes as long again.
+    tensors = room[-1]
+    for lots in begin:
+        tensors += starts[lots + 1] - starts[lots]
+    of = roomy(books(limit), tensors)
     blocks, there = np.empty(room[-1], np.int64), np.zeros(len(lot), np.bool_)
-    of = _all(of, sizes[starts[begin[0]] : starts[begin[0] + 1]])
+    for size in sizes[starts[begin[0]] : starts[begin[0] + 1]]:
+        allocate(of, size)
     seen[0, 0], seen[0, 1] = of.totals[PEAK_ALLOCATED], of.totals[PEAK_RESERVED]
     for k in range(len(value)):
-        if k == stepped:
-            of = _all(of, sizes[starts[begin[2]] : starts[begin[2] + 1]])
-        if k == back:
-            of = _all(of, sizes[starts[begin[1]] : starts[begin[1] + 1]])
+        for place, moment in ((2, stepped), (1, back)):
+            if k == moment:
+                for size in sizes[starts[begin[place]] : starts[begin[place] + 1]]:
+                    allocate(of, size)
         v, now = value[k], step[k]
         if comes[k]:
             there[v] = True
             for place in range(room[v + 1] - room[v]):
-                if cramped(of):
-                    of = roomy(of)
                 blocks[room[v] + place] = allocate(of, sizes[starts[lot[v]] + place])
                 seen[now, 1] = max(seen[now, 1], of.totals[RESERVED])
         elif there[v]:
