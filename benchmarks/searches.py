@@ -2,6 +2,7 @@
 
     python benchmarks/searches.py plans            1,000 plans of GPT-3 2.7B on 64 A100s, predicted one after the other
     python benchmarks/searches.py grow             the search for GPTs: 8 to 16,384 devices, 12 to 1,000 layers
+    python benchmarks/searches.py whole            the command around it: from its start to its last line
     python benchmarks/searches.py brute --spaces 200 --rows 2000    random spaces, searched and simulated plan by plan
     python benchmarks/searches.py all --out benchmarks/data/search-2-cores.json    … and kept as data
 
@@ -15,6 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +31,7 @@ from trainplan.cluster.overrides import with_overrides
 from trainplan.cluster.parse import cluster
 from trainplan.predict.predict import predict
 from trainplan.profile.profile import Profile
+from trainplan.search.answer import TOP
 from trainplan.search.best_first import best_first
 from trainplan.search.closer import Closer
 from trainplan.search.columns import Space, space
@@ -39,6 +44,9 @@ PLANS, PLANS_BATCH = 1000, 512
 GROWN = "gpt:layers={layers},hidden=12288,heads=96,seq=2048,vocab=51200"
 DEVICES, LAYERS = (8, 64, 512, 1024, 4096, 16384), (12, 96, 500, 1000)
 GROWN_BATCH = 1536
+WHOLE: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (1024, ()), (1024, ("--predicted", "bf16")), (16384, ("--predicted", "bf16")),
+)  # fmt: skip
 CLUSTERS = (
     "4xA100-80", "8xA100-80", "2x4xA100-80", "2x8xA100-80", "3x4xV100-16", "4x2xA100-80", "6xT4", "2x8xH100-SXM",
 )  # fmt: skip
@@ -91,6 +99,32 @@ def grow() -> list[Row]:
     return rows
 
 
+def whole() -> list[Row]:
+    """Seconds of `trainplan recommend` as a process of its own, by devices: all of it, and the search for as many rows
+    as it shows by itself. (The second time: whatever numba compiles, it has kept.)"""
+    rows = []
+    for devices, more in WHOLE:
+        name, where = GROWN.format(layers=96), f"{devices // 8}x8xA100-80"
+        asked = [name, "--cluster", where, "--batch", str(GROWN_BATCH), *more]
+        for _ in range(2):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            line = [sys.executable, "-m", "trainplan", "recommend", *asked, "--json"]
+            answer = json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        there = cluster(where)
+        profile = profile_for(name, there, GROWN_BATCH)
+        precision = {"precision": more[-1], "predicted": True} if more else {}
+        best_first(space(profile, there, GROWN_BATCH, **precision), work=1)  # numba compiles
+        started = time.process_time()
+        best_first(space(replace(profile), replace(there), GROWN_BATCH, **precision), top=TOP)
+        searched = time.process_time() - started
+        took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        rows.append({"devices": devices, "options": " ".join(more), "shown": len(answer["plans"]),
+                     "rejected": len(answer["rejected"]), "search_s": searched, "seconds": took})  # fmt: skip
+        print(f"{devices:6,} devices {' '.join(more):16}: {took:.2f} s, of which the search {searched:.2f}", flush=True)
+    return rows
+
+
 def brute(spaces: int, most: int, seconds: float) -> list[Row]:
     """How many random spaces have the same answer when every plan is simulated, and how many plans that took."""
     rows, until = [], time.monotonic() + seconds
@@ -129,13 +163,14 @@ def drawn(seed: int, most: int) -> Space:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("plans", "grow", "brute", "all"))
+    parser.add_argument("part", choices=("plans", "grow", "whole", "brute", "all"))
     parser.add_argument("--spaces", type=int, default=200)
     parser.add_argument("--rows", type=int, default=2000, help="plans of a space at most")
     parser.add_argument("--for", dest="seconds", type=float, default=float("inf"), help="stops `brute` after so long")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    parts = {"plans": plans, "grow": grow, "brute": lambda: brute(chosen.spaces, chosen.rows, chosen.seconds)}
+    parts = {"plans": plans, "grow": grow, "whole": whole}
+    parts["brute"] = lambda: brute(chosen.spaces, chosen.rows, chosen.seconds)
     found = {name: part() for name, part in parts.items() if chosen.part in (name, "all")}
     if chosen.out:
         import torch
