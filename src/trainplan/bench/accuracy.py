@@ -23,10 +23,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trainplan.bench.pool import pool
 from trainplan.bench.row import Difference, Row
 from trainplan.cluster.cluster import Cluster
+from trainplan.engine.feed import part_of
 from trainplan.engine.measurement import Measurement, RunResult, measure, one_by_one, together
 from trainplan.engine.trainer import Trainer
 from trainplan.plan.decided import BY_PRIORITY
@@ -48,8 +50,9 @@ from trainplan.program.text import parse as parse_name
 from trainplan.program.timeline import Timeline
 from trainplan.report import joined
 from trainplan.solve.resolve import resolve
+from trainplan.workload.batch import each_tensor
 from trainplan.workload.load import load
-from trainplan.workload.workload import Workload
+from trainplan.workload.workload import Batch, Workload
 
 WARM_UP = 2
 WORST = 8  # operations that are named in a row
@@ -75,12 +78,21 @@ def _train(
         plan, workload, captured, lambda names: skeleton.materialise(names, 0, device), shape=shape, backend=backend,
         device=device,
     )  # fmt: skip
-    data = workload.inputs(batch, 0)
-    measured = measure(trainer, [(data, None)] * (WARM_UP + steps), warm_up=WARM_UP, reference=Reference(device))
+    data = _there(trainer, workload.inputs(batch, 0))
+    measured = measure(trainer, [(data, batch)] * (WARM_UP + steps), warm_up=WARM_UP, reference=Reference(device))
     if world > 1:
         dist.barrier()
         trainer.close()
     return measured
+
+
+def _there(trainer: Trainer, whole: Batch) -> Batch:
+    """A rank's part of a batch where its plan has it when a step begins: where it is read, or, of a plan that loads it,
+    in memory of the host that a GPU can copy from by itself."""
+    part = part_of(trainer, whole)
+    if trainer.device.type == "cpu":
+        return part
+    return each_tensor(part, Tensor.pin_memory if trainer.inputs.loads else lambda tensor: tensor.to(trainer.device))
 
 
 def run_plan(name: str, plan: Plan, batch: int, steps: int, device: str = "cpu", backend: str = "gloo") -> RunResult:

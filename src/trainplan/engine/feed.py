@@ -30,12 +30,15 @@ def data_seed(seed: int, step: int) -> int:
 
 
 def _made_up(trainer: Trainer, job: Job, steps: int) -> Iterator[tuple[Batch, int]]:
-    first, last = trainer.inputs.part(job.batch)
     pins = job.device != "cpu" and trainer.inputs.loads
     for step in range(trainer.steps_done, trainer.steps_done + steps):
-        whole = trainer.workload.inputs(job.batch, data_seed(trainer.seed, step))
-        part = _between(whole, first, last)
+        part = part_of(trainer, trainer.workload.inputs(job.batch, data_seed(trainer.seed, step)))
         yield each_tensor(part, Tensor.pin_memory) if pins else part, job.batch
+
+
+def part_of(trainer: Trainer, whole: Batch) -> Batch:
+    """What this rank is to be given of a batch; a server is given none."""
+    return Batch(0) if trainer.is_server else _between(whole, *trainer.inputs.part(whole.samples))
 
 
 def _between(whole: Batch, first: int, last: int) -> Batch:

@@ -255,13 +255,13 @@ def _recompute(run: Runner, op: Instruction, place: int) -> None:
 
 def _send(run: Runner, op: Instruction, place: int) -> None:
     tensors = list(run.current.values[op.reads[0]].values())
-    start = now()
+    start = run.recorder.mark()  # a GPU's message begins when what it carries has been computed
     pending = run.part.transport.send(tensors, op.peer, run.tag(op), op.op)
     if op.waits:
         pending.wait()
     else:
         run.current.sending[op.reads[0]] = pending
-    run.recorder.note(op.op, start, now(), sum(tensor.nbytes for tensor in tensors))
+    run.recorder.note(op.op, start, run.recorder.mark(), sum(tensor.nbytes for tensor in tensors))
 
 
 def _reduce(run: Runner, op: Instruction, place: int) -> None:

@@ -26,13 +26,13 @@ def await_later(run: Runner, op: Instruction, pending: Pending) -> None:
 
 def send_now(run: Runner, op: Instruction, tensors: list[Tensor]) -> None:
     """Send what an operation is to send; where it does not wait for that, the step does, at its end."""
-    start = now()
+    start = run.recorder.mark()  # a GPU's message begins when what it carries has been computed
     pending = run.part.transport.send(tensors, op.peer, run.tag(op), op.op)
     if op.waits:
         pending.wait()
     else:
         run.current.sent.append(pending)
-    run.recorder.note(op.op, start, now(), sum(tensor.nbytes for tensor in tensors))
+    run.recorder.note(op.op, start, run.recorder.mark(), sum(tensor.nbytes for tensor in tensors))
 
 
 def exchange(run: Runner, op: Instruction, tensor: Tensor) -> Noted:

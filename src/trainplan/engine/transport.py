@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainplan.cluster.probe import shares
-from trainplan.cluster.probe.staging import Staging
+from trainplan.cluster.probe.staging import Line, Staging, given, pinned
 from trainplan.engine.clocks import now
 from trainplan.engine.world import groups_of
 from trainplan.errors import InputError, nearest
@@ -216,12 +216,27 @@ class Gloo:
         return work
 
 
+@dataclass
+class Leaving:
+    """A message that a thread copies to the host and posts, as soon as what it carries has been computed."""
+
+    posted: Future[list[dist.Work]]
+    keep: Sequence[Tensor]  # until it has arrived: the device's memory is read until it was copied
+
+    def wait(self) -> None:
+        for work in self.posted.result():
+            work.wait()
+        self.posted = Future()
+        self.posted.set_result([])  # a handle is waited for once
+
+
 class Staged(Gloo):
     """GPU tensors over gloo, through pinned host memory. Its sums can take them, and do the same inside."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._staged: dict[str, Staging] = {}
+        self._out: Line | None = None  # what is sent leaves in the order in which it is asked for
 
     def on_wire(self, tensor: Tensor) -> Tensor:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -231,14 +246,21 @@ class Staged(Gloo):
 
     def send(self, tensors: Sequence[Tensor], to: int, tag: int, op: int = -1) -> Pending:
         self.sent[op] += sum(tensor.nbytes for tensor in tensors)
-        staged = []
-        for tensor in tensors:
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            host.copy_(tensor, non_blocking=True)
-            staged.append(host)
-        torch.cuda.current_stream(self.device).synchronize()
-        works = [dist.isend(host, to, tag=self._tag(tag + i)) for i, host in enumerate(staged) if host.numel()]
-        return Works([w for w in works if w is not None], staged)
+        out = self._out = self._out or Line(self.device)
+        posted, computed = Future[list[dist.Work]](), given(self.device)
+        staged: list[Tensor] = []
+
+        def leave() -> None:
+            out.wait_for(computed)
+            for tensor in tensors:
+                staged.append(pinned(tensor))
+                staged[-1].copy_(tensor, non_blocking=True)
+            out.copied()
+            works = [dist.isend(host, to, tag=self._tag(tag + i)) for i, host in enumerate(staged) if host.numel()]
+            posted.set_result([w for w in works if w is not None])
+
+        out.then(leave, posted, ends=False)  # the host goes on, and gives its device more to do
+        return Leaving(posted, [*tensors, *staged])
 
     def receive(self, forms: Sequence[Form], source: int, tag: int) -> Message:
         host = [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in forms]

@@ -2,8 +2,9 @@
 
 An operation starts when (1) what it reads has been made, (2) its resources are free, (3) the host of its rank has
 issued it: hosts go through their lists in order, spend `issue` seconds on an operation, and stop at one that they
-wait for until it ends. It ends `run` seconds later, but never before the host has finished issuing it; and later
-where it shares a network card with others (`flows.py`).
+wait for until it ends; where they attend to collectives, also before one that computes with what these make. It ends
+`run` seconds later, but never before the host has finished issuing it; and later where it shares a network card with
+others (`flows.py`).
 
 Two ways of playing, with the same answer where both apply:
 
@@ -28,13 +29,13 @@ from trainplan.cluster.cluster import Slowdown
 from trainplan.errors import ProgramError
 from trainplan.predict import events
 from trainplan.predict.flows import JOIN, Flows, balance, leave, no_flows
-from trainplan.program.ops import COMPUTES, RECEIVES, Kind
+from trainplan.program.ops import COLLECTIVES, COMPUTES, RECEIVES, Kind
 from trainplan.program.program import Program, are
 from trainplan.program.timeline import Event, Timeline
-from trainplan.program.wiring import Wiring, go_on, wire
+from trainplan.program.wiring import Wiring, go_on, hear, wire
 
 Floats = NDArray[np.float64]
-_COMPUTE = are(COMPUTES)
+_COMPUTE, _COLLECTIVE = are(COMPUTES), are(COLLECTIVES)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def play(
             program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet,
             wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items, run, issue,
             flows.card_start, flows.card_items, flows.share, np.minimum(flows.lead, run), flows.cards,
+            wiring.attended, program.rank, _COLLECTIVE[program.kind],
         )  # fmt: skip
     if len(order) < len(program):
         raise ProgramError(
@@ -104,7 +106,8 @@ def play(
 def _play_lists(
     list_start: NDArray, list_items: NDArray, waits: NDArray, free: NDArray, unmet0: NDArray, succ_start: NDArray,
     succ_items: NDArray, member_start: NDArray, member_items: NDArray, run: Floats, issue: Floats, card_start: NDArray,
-    card_items: NDArray, share: Floats, lead: Floats, cards: int,
+    card_items: NDArray, share: Floats, lead: Floats, cards: int, attended0: NDArray, rank_of: NDArray,
+    collective: NDArray,
 ) -> tuple[Floats, Floats, NDArray]:  # fmt: skip
     n, world = len(run), len(list_start) - 1
     unmet = unmet0.copy()
@@ -113,6 +116,7 @@ def _play_lists(
     order = np.empty(n, np.int64)
     done = 0
     host = np.zeros(world)  # when the host of a rank is free to issue
+    attended, heard, kept = attended0.copy(), np.zeros(len(attended0)), np.zeros(world, np.bool_)
     cursor = list_start[:-1].copy()
     stack = np.empty(n, np.int32)
     top = 0
@@ -125,7 +129,10 @@ def _play_lists(
     queue = [(0.0, 0, np.int64(0), 0, np.int64(0)) for _ in range(0)]
     serial = 0
     for rank in range(world):
-        top = go_on(rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top)
+        top = go_on(
+            rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top, attended,
+            heard, kept,
+        )  # fmt: skip
     while True:
         while top > 0:
             top -= 1
@@ -149,13 +156,22 @@ def _play_lists(
                 if unmet[after] == 0:
                     stack[top] = after
                     top += 1
+                if len(attended) > 0 and hear(after, over, collective[op], attended, heard):
+                    rank = rank_of[after]
+                    if not kept[rank]:
+                        top = go_on(
+                            rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack,
+                            top, attended, heard, kept,
+                        )  # fmt: skip
             if waits[op]:
                 for k in range(member_start[op], member_start[op + 1]):
                     rank = member_items[k]
+                    kept[rank] = False
                     if over > host[rank]:
                         host[rank] = over
                     top = go_on(
-                        rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top
+                        rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top,
+                        attended, heard, kept,
                     )  # fmt: skip
         # All that is known by now has been played; what is left waits for a flow. The next thing to happen to the
         # flows is therefore the next in the queue: whatever comes later is a consequence of it.

@@ -26,7 +26,7 @@ from trainplan.program.ops import SHARED_OUT, SPECS, Kind, Lane
 from trainplan.program.policies import goes_before
 from trainplan.program.program import CostClass, Program
 from trainplan.program.staleness import UNKNOWN, pushed
-from trainplan.program.wiring import Wiring, go_on
+from trainplan.program.wiring import Wiring, go_on, hear
 
 Floats = NDArray[np.float64]
 # What an operation does to compute beside it.
@@ -59,7 +59,7 @@ def play(
         wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items, policy, priority,
         program.rank, program.peer, noise[program.kind], factors, slower, claim_start, claim_items,
         len(program.resource_rank), run, issue, flows.card_start, flows.card_items, flows.share,
-        np.minimum(flows.lead, run), flows.cards, *_pushes(program), *(program.bound or (0, 0)),
+        np.minimum(flows.lead, run), flows.cards, *_pushes(program), *(program.bound or (0, 0)), wiring.attended,
     )  # fmt: skip
 
 
@@ -94,6 +94,7 @@ def _play(
     rank_of: NDArray, peer_of: NDArray, noise: NDArray, factors: Floats, slowed: Floats, claim_start: NDArray,
     claim_items: NDArray, resources: int, run: Floats, issue: Floats, card_start: NDArray, card_items: NDArray,
     share: Floats, lead: Floats, cards: int, pushes: NDArray, gated: NDArray, workers: int, lower: int, upper: int,
+    attended0: NDArray,
 ) -> tuple[Floats, Floats, NDArray]:  # fmt: skip
     n, world = len(run), len(list_start) - 1
     unmet = unmet0 + gated
@@ -108,6 +109,7 @@ def _play(
     order = np.empty(n, np.int64)
     done = 0
     host = np.zeros(world)
+    attended, heard, kept = attended0.copy(), np.zeros(len(attended0)), np.zeros(world, np.bool_)
     cursor = list_start[:-1].copy()
     # Compute on each rank: the operation that runs, what is left of it, since when at what speed.
     running = np.full(world, -1, np.int64)
@@ -133,7 +135,10 @@ def _play(
             todo[top] = op
             top += 1
     for rank in range(world):
-        top = go_on(rank, cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue, todo, top)
+        top = go_on(
+            rank, cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue, todo, top, attended,
+            heard, kept,
+        )  # fmt: skip
     now = 0.0
     while True:
         # What has become ready: on a rank with a policy it queues up, elsewhere it starts when its host issued it.
@@ -218,6 +223,12 @@ def _play(
                 if unmet[after] == 0:
                     todo[top] = after
                     top += 1
+                told = len(attended) > 0 and hear(after, now, noise[op] == _COLLECTIVE, attended, heard)
+                if told and not kept[rank_of[after]]:
+                    top = go_on(
+                        rank_of[after], cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue,
+                        todo, top, attended, heard, kept,
+                    )  # fmt: skip
             if pushes[op] >= 0:
                 applied[rank, pushes[op]] = op
                 released = pushed(
@@ -243,11 +254,12 @@ def _play(
             if waits[op]:
                 for k in range(member_start[op], member_start[op + 1]):
                     member = member_items[k]
+                    kept[member] = False
                     if now > host[member]:
                         host[member] = now
                     top = go_on(
                         member, cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue, todo,
-                        top,
+                        top, attended, heard, kept,
                     )  # fmt: skip
         # Compute that starts or stops changes the speed of communication that its rank takes part in.
         if hindered and noise[op] == _COMPUTE:

@@ -5,7 +5,8 @@ because a search plays thousands of programs of 10⁵ operations; an `Op` is a v
 
 * An **operation** has a key (what it is), the ranks that take part, and the resources that it holds while it runs.
 * Each rank has a **list**: the order in which its host issues operations. An operation with `waits` keeps the host
-  until it is over (all compute on a CPU, receiving over gloo); the others run on while the host goes ahead.
+  until it is over (all compute on a CPU, receiving over gloo); the others run on while the host goes ahead. Where
+  `hosts_attend`, a host also waits for the collectives whose results an operation computes with, before it issues it.
 * A **value** is made by one operation, read by others and freed by one: that is all there is to dependencies and to
   memory. An operation starts when its reads are made, its resources are free, and its list has come to it. What is
   there before the program starts (weights, optimizer state) has no maker; what stays has no end.
@@ -184,6 +185,7 @@ class Program:
     # Of asynchronous servers: how far a worker may be ahead, at least and at most, and go on (`staleness.py`).
     bound: tuple[int, int] | None = None
     slicers: int = 1  # how many ranks each rank here stands for, where they share stages and do the same at once
+    hosts_attend: bool = False  # whether it is hosts, and not devices, that wait for collectives
 
     def __len__(self) -> int:
         return len(self.kind)

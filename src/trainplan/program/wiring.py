@@ -15,10 +15,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from trainplan.program.program import Bools, Ints, Program, Ragged, nonzero
+from trainplan.program.ops import COLLECTIVES, COMPUTES
+from trainplan.program.program import Bools, Ints, Program, Ragged, are, nonzero
 
 Floats = NDArray[np.float64]
 Small = NDArray[np.int32]  # walking the graph is bound by memory, and no program has 2³¹ operations
+_COMPUTE, _COLLECTIVE = are(COMPUTES), are(COLLECTIVES)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Wiring:
     member_start: Small  # operation → ranks in whose lists it stands, as a ragged array
     member_items: Small
     free: Bools  # rank → decides by policy, so its list does not hold it back
+    # Operation → how many collectives its host waits for before it issues it; empty where hosts wait for none.
+    attended: Small
 
 
 def wire(program: Program) -> Wiring:
@@ -45,7 +49,16 @@ def wire(program: Program) -> Wiring:
         program.lists.start, program.lists.items, program.holds.start, program.holds.items,
         program.resource_rank, program.waits, free, member_start, member_items,
     )  # fmt: skip
-    return Wiring(start, items, unmet, member_start, member_items, free)
+    return Wiring(start, items, unmet, member_start, member_items, free, _attended(program))
+
+
+def _attended(program: Program) -> Small:
+    """Operation → how many collectives its host waits for before it issues it; twice, if it reads two things of one."""
+    if not program.hosts_attend:
+        return np.zeros(0, np.int32)
+    maker, reader = program.value_maker[program.reads.items], program.reads.owner
+    found = (maker >= 0) & _COLLECTIVE[program.kind[maker]] & _COMPUTE[program.kind[reader]]
+    return np.bincount(reader[found], minlength=len(program)).astype(np.int32)
 
 
 @njit(cache=True)
@@ -134,17 +147,24 @@ def _successors(
 @njit(cache=True, inline="always")
 def go_on(
     rank: int, cursor: Ints, list_start: Ints, list_items: Ints, waits: Bools, free: Bools, unmet: Small, host: Floats,
-    ready: Floats, issued: Floats, issue: Floats, stack: Small, top: int,
+    ready: Floats, issued: Floats, issue: Floats, stack: Small, top: int, attended: Small, heard: Floats, kept: Bools,
 ) -> int:  # fmt: skip
-    """Let the host of a rank go on, up to and with the next operation that it waits for.
+    """Let the host of a rank go on, up to and with the next operation that it waits for, or up to one before which it
+    waits for collectives (`attended` is how many of them are not over).
 
     What can run now is put on the stack, whose new height is returned. `ready` is when everything that an operation
-    waits for is there, `issued` when its host has finished issuing it.
+    waits for is there, `issued` when its host has finished issuing it, `heard` when the last of the collectives that
+    its host waits for was over; a host that is `kept` has issued an operation that it waits for.
     """
     if free[rank]:
         return top
     while cursor[rank] < list_start[rank + 1]:
         op = list_items[cursor[rank]]
+        if len(attended) > 0:
+            if attended[op] > 0:
+                break
+            if heard[op] > host[rank]:
+                host[rank] = heard[op]
         cursor[rank] += 1
         if host[rank] > ready[op]:
             ready[op] = host[rank]
@@ -156,8 +176,23 @@ def go_on(
             stack[top] = op
             top += 1
         if waits[op]:
+            kept[rank] = True
             break
     return top
+
+
+@njit(cache=True, inline="always")
+def hear(after: int, over: float, collective: bool, attended: Small, heard: Floats) -> bool:
+    """Something that an operation waits for is over: whether its host has now heard of all that it waits for.
+
+    A collective and what computes hold no resource in common, so whoever computes after one reads what it makes.
+    """
+    if not collective or attended[after] == 0:
+        return False
+    attended[after] -= 1
+    if over > heard[after]:
+        heard[after] = over
+    return attended[after] == 0
 
 
 def stuck(program: Program, wiring: Wiring) -> Ints:
@@ -165,6 +200,7 @@ def stuck(program: Program, wiring: Wiring) -> Ints:
     done = _run_without_time(
         program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet.copy(),
         wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items,
+        wiring.attended.copy(), program.rank, _COLLECTIVE[program.kind],
     )  # fmt: skip
     return nonzero(~done)
 
@@ -172,11 +208,12 @@ def stuck(program: Program, wiring: Wiring) -> Ints:
 @njit(cache=True)
 def _run_without_time(
     list_start: Ints, list_items: Ints, waits: Bools, free: Bools, unmet: Small, succ_start: Small, succ_items: Small,
-    member_start: Small, member_items: Small,
+    member_start: Small, member_items: Small, attended: Small, rank_of: Ints, collective: Bools,
 ) -> Bools:  # fmt: skip
     n, world = len(unmet), len(list_start) - 1
     done = np.zeros(n, np.bool_)
     nothing = np.zeros(n)  # seconds: nothing takes any, and everything happens at once
+    kept = np.zeros(world, np.bool_)
     host = np.zeros(world)
     cursor = list_start[:-1].copy()
     stack = np.empty(n, np.int32)
@@ -187,7 +224,8 @@ def _run_without_time(
             top += 1
     for rank in range(world):
         top = go_on(
-            rank, cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing, nothing, stack, top
+            rank, cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing, nothing, stack, top,
+            attended, nothing, kept,
         )  # fmt: skip
     while top > 0:
         top -= 1
@@ -199,10 +237,16 @@ def _run_without_time(
             if unmet[after] == 0:
                 stack[top] = after
                 top += 1
+            if len(attended) > 0 and hear(after, 0.0, collective[op], attended, nothing) and not kept[rank_of[after]]:
+                top = go_on(
+                    rank_of[after], cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing, nothing,
+                    stack, top, attended, nothing, kept,
+                )  # fmt: skip
         if waits[op]:
             for k in range(member_start[op], member_start[op + 1]):
+                kept[member_items[k]] = False
                 top = go_on(
                     member_items[k], cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing,
-                    nothing, stack, top,
+                    nothing, stack, top, attended, nothing, kept,
                 )  # fmt: skip
     return done

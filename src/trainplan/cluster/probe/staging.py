@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,15 +31,15 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._out, self._in = _Line(device), _Line(device)
+        self._out, self._in = Line(device), Line(device)
 
     def gather(self, whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> Future[float]:
         """Start to bring everybody's share into its place of `whole`; `own` may be a part of it. When it is over."""
-        over, computed, place = Future[float](), self._now(), dist.get_rank(group)
+        over, computed, place = Future[float](), given(self._device), dist.get_rank(group)
 
         def leave() -> None:
             self._out.wait_for(computed)
-            host = _pinned(whole)
+            host = pinned(whole)
             parts, there = host.view(dist.get_world_size(group), -1), whole.view(dist.get_world_size(group), -1)
             self._out.copy(parts[place], own)
             works = shares.gather(host, parts[place], group)
@@ -60,17 +61,17 @@ class Staging:
     def scatter(self, flat: Tensor, group: dist.ProcessGroup | None) -> tuple[Future[float], Tensor, Tensor]:
         """Start to give everybody else's share of `flat` to whom it belongs: when it is over, this rank's own share,
         and what comes from the others, one below the other."""
-        over, computed = Future[float](), self._now()
+        over, computed = Future[float](), given(self._device)
         place, ranks = dist.get_rank(group), dist.get_world_size(group)
         parts = flat.view(ranks, -1)
         received = flat.new_empty(ranks - 1, parts.shape[1])
 
         def leave() -> None:
             self._out.wait_for(computed)
-            host = _pinned(flat)
+            host = pinned(flat)
             staged = host.view(ranks, -1)
             works, _, arriving = shares.scatter(
-                host, group, _pinned(received), lambda other: self._out.copy(staged[other], parts[other])
+                host, group, pinned(received), lambda other: self._out.copy(staged[other], parts[other])
             )
 
             def arrive() -> None:
@@ -86,24 +87,25 @@ class Staging:
         self._out.then(leave, over, ends=False)
         return over, parts[place], received
 
-    def _now(self) -> torch.cuda.Event | None:
-        """What the device was given so far."""
-        if self._device.type != "cuda":
-            return None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+
+def given(device: torch.device) -> torch.cuda.Event | None:
+    """What a device was given to do so far, to wait for."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
-class _Line:
+class Line:
     """A thread that does one thing after the other, on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
-        self._queue: SimpleQueue[tuple[Callable[[], None], Future[float], bool]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Callable[[], None], Future[Any], bool]] = SimpleQueue()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         threading.Thread(target=self._work, name="staging", daemon=True).start()
 
-    def then(self, work: Callable[[], None], over: Future[float], ends: bool = True) -> None:
+    def then(self, work: Callable[[], None], over: Future[Any], ends: bool = True) -> None:
         """Do this; what fails is told to whoever waits for the end, and what `ends` is it."""
         self._queue.put((work, over, ends))
 
@@ -114,9 +116,10 @@ class _Line:
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copy, and wait until it is done."""
         target.copy_(source, non_blocking=True)
-        self._done()
+        self.copied()
 
-    def _done(self) -> None:
+    def copied(self) -> None:
+        """Wait until all copies are done."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -126,7 +129,7 @@ class _Line:
                 work, over, ends = self._queue.get()
                 try:
                     work()
-                    self._done()
+                    self.copied()
                     if ends:
                         over.set_result(time.perf_counter())
                 except BaseException as error:  # whoever waits for it raises it
@@ -134,6 +137,6 @@ class _Line:
                 del work, over  # and what they keep alive
 
 
-def _pinned(like: Tensor) -> Tensor:
+def pinned(like: Tensor) -> Tensor:
     """Memory of the host for as much; pinned where it is for a GPU. torch keeps what is given back for the next one."""
     return torch.empty(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")

@@ -15,6 +15,9 @@ class Backend:
     host_computes: bool  # a CPU worker: the host is the device, so it waits for every computation
     receives_wait: bool  # the host waits for a message (gloo), or only the device does (NCCL)
     receives_on_device: bool = True  # a posted receive has its buffer on the device, or in host memory
+    # A GPU's host waits itself for what gloo sums or shares out, before it issues what computes with that; of NCCL only
+    # the device does. It ends a step by waiting for its device.
+    hosts_attend: bool = False
     tagged: bool = True  # messages between two ranks are told apart by tags, or only by their order
 
     @property
@@ -33,7 +36,9 @@ class Backend:
 
 BACKENDS = {
     "gloo": Backend("gloo", host_computes=True, receives_wait=True),
-    "gloo-staged": Backend("gloo-staged", host_computes=False, receives_wait=True, receives_on_device=False),
+    "gloo-staged": Backend(
+        "gloo-staged", host_computes=False, receives_wait=True, receives_on_device=False, hosts_attend=True
+    ),
     "nccl": Backend("nccl", host_computes=False, receives_wait=False, tagged=False),
 }
 

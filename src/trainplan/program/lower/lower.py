@@ -93,19 +93,23 @@ def lower(
         table, row, group, numbers.groups, peer, one_by_one=plan.exchange in ASYNCHRONOUS
     )
     overlap = "off" if layout.service is not None and layout.service.at_root else plan.overlap
+    waits = _waits(table.kind, layout.backend, overlap, plan.preload)[row]
+    if layout.backend.hosts_attend:
+        waits[_last_of_steps(Ragged(lists.start, numbers.op), kind, step)] = True
     return Program(
         world=len(lists.start) - 1, steps=steps, kind=kind.astype(np.uint8), job=zeros, step=step,
         # A sum over copies belongs to no one pipeline, what the ranks of one replica do together to no one stage.
         pipeline=_pipeline(layout, table)[row], stage=np.where(_PER_REPLICA[kind], 0, table.stage[row]),
         unit=table.unit[row] + phase, micro_batch=micro, slice=part, peer_stage=table.peer[row], rank=rank,
         peer=peer[row], bytes=bytes_, group=group, version=step, cost=cost,
-        waits=_waits(table.kind, layout.backend, overlap, plan.preload)[row], lists=Ragged(lists.start, numbers.op),
+        waits=waits, lists=Ragged(lists.start, numbers.op),
         holds=holds, reads=made.reads, resource_lane=lanes, resource_rank=owners, resource_peer=peers,
         value_kind=made.kind, value_bytes=made.bytes, value_rank=made.rank, value_maker=made.maker,
         value_end=made.end, value_late=made.late, value_early=made.early, classes=classes, groups=numbers.groups,
         replicas=plan.dp if fold else 1, title=brief(plan),
         policy=(Policy.LIST,) * plan.workers + (Policy.PUSH,) * plan.servers if layout.by_push else (),
         bound=bound_of(plan.exchange, plan.bound) if layout.by_push else None, slicers=plan.tp,
+        hosts_attend=layout.backend.hosts_attend,
         priority=table.replica[row] if layout.by_push else None,  # of two pushes at one moment, the lower worker's
     )  # fmt: skip
 
@@ -132,6 +136,13 @@ def _waits(kind: Ints, backend: Backend, overlap: str, preload: str) -> np.ndarr
     if overlap == "off":
         waits |= _SEND[kind] | _COLLECTIVE[kind] | _COPY[kind]
     return waits
+
+
+def _last_of_steps(lists: Ragged, kind: Ints, step: Ints) -> Ints:
+    """What every rank computes last in each step: its host waits for its device before it begins the next one."""
+    ops, rank = lists.items[_COMPUTE[kind[lists.items]]], lists.owner[_COMPUTE[kind[lists.items]]]
+    _, latest = np.unique((rank * (step.max() + 1) + step[ops])[::-1], return_index=True)
+    return np.asarray(ops[::-1][latest])
 
 
 def _peers(layout: Layout, table: Table) -> Ints:
