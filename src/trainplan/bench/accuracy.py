@@ -55,6 +55,7 @@ from trainplan.workload.load import load
 from trainplan.workload.workload import Batch, Workload
 
 WARM_UP = 2
+RECORDED = 3  # steps of a GPU whose timeline is kept
 WORST = 8  # operations that are named in a row
 DRIFTS = 5  # speeds at which a step across a link is predicted; those between are interpolated
 LEAST_PUSHES = 12  # of a worker that goes on without the others: the first ones do not count
@@ -79,7 +80,15 @@ def _train(
         device=device,
     )  # fmt: skip
     data = _there(trainer, workload.inputs(batch, 0))
-    measured = measure(trainer, [(data, batch)] * (WARM_UP + steps), warm_up=WARM_UP, reference=Reference(device))
+    # To note when everything happens takes a GPU's host a tenth of a step that it is busy with: such steps are not
+    # those that are timed, but where what is timed are the notes (of asynchronous servers).
+    apart = trainer.device.type != "cpu" and not trainer.is_asynchronous
+    measured = measure(
+        trainer, [(data, batch)] * (WARM_UP + steps), warm_up=WARM_UP, reference=Reference(device), record=not apart
+    )  # fmt: skip
+    if apart:
+        told = measure(trainer, [(data, batch)] * (1 + RECORDED), warm_up=1)
+        measured = replace(measured, events=told.events, arrivals=told.arrivals, within=told.within)
     if world > 1:
         dist.barrier()
         trainer.close()

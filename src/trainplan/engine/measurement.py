@@ -69,15 +69,17 @@ def measure(
     warm_up: int,
     reference: Reference | None = None,
     after: Callable[[StepResult], None] | None = None,
+    record: bool = True,
 ) -> Measurement:
     """Train on batches as `Trainer.step` takes them, and keep what happened; all ranks call this.
 
-    The first `warm_up` steps are timed, but their timeline is not recorded. `after`: called after every step.
+    The first `warm_up` steps are timed, but their timeline is not recorded; without `record` that of no step is.
+    `after`: called after every step.
     """
     seconds, losses, references = [], [], []
     samples, between = 0, reference is not None and not overlap(trainer)
     for number, step in enumerate(steps_of(trainer, batches)):
-        if number == warm_up:
+        if record and number == warm_up:
             trainer.record()
         if reference is not None and (number == warm_up or (between and number > warm_up)):
             references.append(_reference(reference, trainer))
@@ -88,8 +90,9 @@ def measure(
         if after is not None:
             after(result)
     trainer.settle()
-    recorded = len(seconds) > warm_up
-    if reference is not None and recorded and not between:
+    counted = len(seconds) > warm_up
+    recorded = record and counted
+    if reference is not None and counted and not between:
         references = [(references[0] + _reference(reference, trainer)) / 2] * (len(seconds) - warm_up)
     if recorded:
         trainer.record(False)

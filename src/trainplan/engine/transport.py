@@ -263,7 +263,8 @@ class Staged(Gloo):
         return Leaving(posted, [*tensors, *staged])
 
     def receive(self, forms: Sequence[Form], source: int, tag: int) -> Message:
-        host = [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in forms]
+        pins = self.device.type == "cuda"
+        host = [torch.empty(shape, dtype=dtype, pin_memory=pins) for shape, dtype in forms]
         works = [dist.irecv(t, source, tag=self._tag(tag + i)) for i, t in enumerate(host) if t.numel()]
         return Message(
             [w for w in works if w is not None], host, lambda: [t.to(self.device, non_blocking=True) for t in host]
