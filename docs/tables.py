@@ -18,7 +18,7 @@ DATA = HERE.parent / "benchmarks" / "data"
 SLOW = "exchanges-slow", "exchanges-slow-and-late"
 MACHINES = {  # what is told together of them
     "two cores": ("accuracy-2-cores",),
-    "sixteen cores": ("accuracy-16-cores", "orders-cores", "exchanges-cores"),
+    "sixteen cores": ("accuracy-16-cores", "accuracy-16-cores-gpt", "orders-cores", "exchanges-cores"),
     "slices of an H200": ("orders-gpu", "exchanges-gpu", "exchanges-gpu-gpt"),
     "two cores, 1 Gbit/s": (*SLOW, *(f"{name}-servers" for name in SLOW)),
 }
