@@ -10,8 +10,13 @@ from synthetic import chain
 from trainplan.errors import ProgramError
 from trainplan.plan.plan import plan
 from trainplan.program.check import check, faults
+from trainplan.program.check.passes import listed
+from trainplan.program.check.specification import RULES
+from trainplan.program.check.suspects import suspects
+from trainplan.program.check.view import view_of
 from trainplan.program.lower import lower
 from trainplan.program.program import Program
+from trainplan.program.wiring import wire
 
 PROFILE = chain(2)
 
@@ -36,6 +41,10 @@ def replicas(**fields) -> Program:
 def rejected(program: Program, rule: str, marked: str, why: str, also: Collection[str] = ()) -> None:
     """A program breaks one rule (and `also` others, which that entails), is said to, and the place is marked."""
     assert {fault.rule for fault in faults(program)} == {rule, *also}
+    view = view_of(program, wire(program))
+    if not list(listed(view)):  # the other rules need sound lists
+        for judge, suspected in zip(RULES, suspects(view), strict=True):
+            assert suspected or not list(judge(view)), judge
     with pytest.raises(ProgramError, match=why) as caught:
         check(program)
     said, grid = str(caught.value).split("\n  rank ", 1)

@@ -197,7 +197,7 @@ def hear(after: int, over: float, collective: bool, attended: Small, heard: Floa
 
 def stuck(program: Program, wiring: Wiring) -> Ints:
     """The operations that can never run; empty for a program that ends."""
-    done = _run_without_time(
+    done = run_without_time(
         program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet.copy(),
         wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items,
         wiring.attended.copy(), program.rank, _COLLECTIVE[program.kind],
@@ -206,7 +206,7 @@ def stuck(program: Program, wiring: Wiring) -> Ints:
 
 
 @njit(cache=True)
-def _run_without_time(
+def run_without_time(
     list_start: Ints, list_items: Ints, waits: Bools, free: Bools, unmet: Small, succ_start: Small, succ_items: Small,
     member_start: Small, member_items: Small, attended: Small, rank_of: Ints, collective: Bools,
 ) -> Bools:  # fmt: skip

@@ -24,7 +24,7 @@ def alive(view: View) -> Iterator[Fault]:
     program, wiring = view.program, view.wiring
     maker, end, rank = program.value_maker, program.value_end, program.value_rank
     reads = program.reads
-    values, readings = _judge(
+    values, readings = judge(
         rank, maker, end, reads.start, reads.items, view.listed, wiring.member_start, wiring.member_items,
         view.member_place,
     )  # fmt: skip
@@ -48,7 +48,7 @@ def alive(view: View) -> Iterator[Fault]:
 
 
 @njit(cache=True)
-def _judge(
+def judge(
     value_rank: Ints, maker: Ints, end: Ints, read_start: Ints, read_items: Ints, listed: Bools, member_start: Small,
     member_items: Small, member_place: Small,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:  # fmt: skip

@@ -16,13 +16,13 @@ from trainplan.program.check.view import Fault, View, maker, where
 from trainplan.program.ops import RECEIVES, SENDS, SPECS, Kind, Value
 from trainplan.program.program import Bools, Ints, are, nonzero
 
-_SENDS, _RECEIVES = are(SENDS), are(RECEIVES)
-_FORWARD, _BACKWARD, _GATHERS = are((Kind.F, Kind.SEND_F)), are((Kind.B, Kind.I)), are((Kind.B, Kind.W))
+SENDING, RECEIVING = are(SENDS), are(RECEIVES)
+FORWARD, BACKWARD, GATHERING = are((Kind.F, Kind.SEND_F)), are((Kind.B, Kind.I)), are((Kind.B, Kind.W))
 _F, _BOUNDARY, _MESSAGE = int(Kind.F), int(Value.BOUNDARY), int(Value.MESSAGE)
 # What may be wrong with a value, and with an operation: bits.
 _ON_A_RANK, _NOT_TAKEN_ONCE = 1, 2
 _SENDS_OTHERWISE, _TAKES_OTHERWISE, _FROM_NOBODY, _FROM_ANOTHER, _OTHER_BYTES = 1, 2, 4, 8, 16
-_TWIN = np.array([-1 if (twin := SPECS[kind].twin) is None else int(twin) for kind in Kind])
+TWIN = np.array([-1 if (twin := SPECS[kind].twin) is None else int(twin) for kind in Kind])
 
 
 def handed_over(view: View) -> Iterator[Fault]:
@@ -32,11 +32,11 @@ def handed_over(view: View) -> Iterator[Fault]:
     values = nonzero((program.value_kind == _BOUNDARY) & (program.value_maker >= 0))
     makers, until = program.value_maker[values], program.value_end[values]
     reads = program.reads
-    forward = _read_by(reads.start, reads.items, program.kind, _FORWARD, len(program.value_kind))[values]
+    forward = _read_by(reads.start, reads.items, program.kind, FORWARD, len(program.value_kind))[values]
     for i in where((program.kind[makers] == _F) & ~forward):
         op = int(makers[i])
         yield Fault("matched", op, f"what {program.name(op)} makes for another stage is neither sent nor read by one")
-    gives = _BACKWARD[program.kind[makers]] & (until >= 0) & _GATHERS[program.kind[until]]
+    gives = BACKWARD[program.kind[makers]] & (until >= 0) & GATHERING[program.kind[until]]
     gives &= program.stage[makers] != program.stage[until]
     if not gives.any():
         return
@@ -44,7 +44,7 @@ def handed_over(view: View) -> Iterator[Fault]:
     readers, items = reads.owner, reads.items
     heir = np.full(len(program.value_kind), -1, dtype=np.int64)  # value → the stage that it is left for
     heir[values] = program.stage[until]
-    taken = items[_BACKWARD[program.kind[readers]] & (heir[items] == program.stage[readers])]
+    taken = items[BACKWARD[program.kind[readers]] & (heir[items] == program.stage[readers])]
     for i in where(~np.isin(values, taken)):
         op, end = int(makers[i]), int(until[i])
         yield Fault(
@@ -66,9 +66,9 @@ def _read_by(read_start: Ints, read_items: Ints, kind: NDArray[np.uint8], chosen
 def matched(view: View) -> Iterator[Fault]:
     program = view.program
     reads, message, senders = program.reads, program.value_kind == _MESSAGE, program.value_maker
-    sends, takes, taken, misplaced, wrong = _judge(
+    sends, takes, taken, misplaced, wrong = judge(
         program.kind, program.rank, program.peer, program.stage, program.peer_stage, view.names.passed, program.bytes,
-        message, program.value_rank, senders, reads.start, reads.items, _SENDS, _RECEIVES, _TWIN,
+        message, program.value_rank, senders, reads.start, reads.items, SENDING, RECEIVING, TWIN,
     )  # fmt: skip
     if not misplaced.any() and not wrong.any():
         return
@@ -97,7 +97,7 @@ def matched(view: View) -> Iterator[Fault]:
 
 
 @njit(cache=True)
-def _judge(
+def judge(
     kind: NDArray[np.uint8], rank: Ints, peer: Ints, stage: Ints, peer_stage: Ints, passed: Ints, bytes_: Ints,
     message: Bools, value_rank: Ints, maker: Ints, read_start: Ints, read_items: Ints, sends: Bools, receives: Bools,
     twin: Ints,

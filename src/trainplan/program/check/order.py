@@ -52,7 +52,7 @@ def ends(view: View) -> Iterator[Fault]:
 
 def ordered(view: View) -> Iterator[Fault]:
     program = view.program
-    if _in_order(program.lists.start, program.lists.items, program.group, view.listed):
+    if in_order(program.lists.start, program.lists.items, program.group, view.listed):
         return
     after: dict[int, dict[int, int]] = {}  # collective → the one that a rank issues next → that rank
     entries = nonzero((program.group[view.entry_op] >= 0) & view.listed[view.entry_rank])
@@ -110,7 +110,7 @@ def _over_barriers(
 
 
 @njit(cache=True)
-def _in_order(list_start: Ints, list_items: Ints, group: Ints, listed: Bools) -> bool:
+def in_order(list_start: Ints, list_items: Ints, group: Ints, listed: Bools) -> bool:
     """Whether there is an order of all collectives that the lists of all ranks keep to: nearly always there is."""
     ops = len(group)
     start, waits = np.zeros(ops + 2, np.int64), np.zeros(ops, np.int64)

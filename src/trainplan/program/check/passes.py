@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from trainplan.program.check.view import Fault, View, close, where
+from trainplan.program.check.view import Fault, View, as_close, where
 from trainplan.program.ops import SPECS, Kind
 from trainplan.program.program import Bools, Ints, nonzero
 from trainplan.program.wiring import Small
@@ -30,10 +30,12 @@ _WHY = {
 
 
 def listed(view: View) -> Iterator[Fault]:
-    program = view.program
-    stands, strange, lacking = _misplaced(
-        view.entry_op, view.entry_rank, program.rank, program.group, view.wiring.member_start, view.member_place
+    program, lists = view.program, view.program.lists
+    stands, strange, lacking, sound = _misplaced(
+        lists.start, lists.items, program.rank, program.group, view.wiring.member_start, view.member_place
     )
+    if sound:
+        return
     alone = program.group < 0
     for op in where(alone & lacking):
         yield Fault("listed", op, f"{program.name(op)} stands {stands[op]} times in the lists, not once")
@@ -48,27 +50,32 @@ def listed(view: View) -> Iterator[Fault]:
 
 @njit(cache=True)
 def _misplaced(
-    entry_op: Ints, entry_rank: Ints, rank: Ints, group: Ints, member_start: Small, member_place: Small
-) -> tuple[Ints, Bools, Bools]:
+    list_start: Ints, list_items: Ints, rank: Ints, group: Ints, member_start: Small, member_place: Small
+) -> tuple[Ints, Bools, Bools, bool]:
     """How often each operation stands in the lists; whether an entry is in that of a strange rank; and whether an
-    operation is not where it should be. A collective stands in the list of every member, as often as it has members."""
+    operation is not where it should be. A collective stands in the list of every member, as often as it has members.
+    And whether all is as it should be."""
     stands, lacking = np.zeros(len(rank), np.int64), np.zeros(len(rank), np.bool_)
-    strange = np.zeros(len(entry_op), np.bool_)
-    for e in range(len(entry_op)):
-        op = entry_op[e]
-        stands[op] += 1
-        strange[e] = group[op] < 0 and rank[op] != entry_rank[e]
+    strange = np.zeros(len(list_items), np.bool_)
+    sound = True
+    for own in range(len(list_start) - 1):
+        for e in range(list_start[own], list_start[own + 1]):
+            op = list_items[e]
+            stands[op] += 1
+            strange[e] = group[op] < 0 and rank[op] != own
+            sound &= not strange[e]
     for op in range(len(rank)):
         lacking[op] = stands[op] != member_start[op + 1] - member_start[op]
         if group[op] >= 0:
             for k in range(member_start[op], member_start[op + 1]):
                 lacking[op] |= member_place[k] < 0
-    return stands, strange, lacking
+        sound &= not lacking[op]
+    return stands, strange, lacking, sound
 
 
 def once(view: View) -> Iterator[Fault]:
     program, batch = view.program, view.names.batch
-    wrong = _judge(program.kind, close(_units_of_passes(program.kind, batch, program.unit)), close(batch))
+    wrong = judge(program.kind, as_close(units_of_passes(program.kind, batch, program.unit)), as_close(batch))
     if wrong.any():
         for op in where(wrong & _AGAIN):
             kind = Kind(int(program.kind[op]))
@@ -81,8 +88,8 @@ def once(view: View) -> Iterator[Fault]:
     if not len(ops):
         return
     line, stage = view.names.line[ops], program.stage[ops]
-    walk = close(view.names.walk[ops])
-    seen, counts = _micro_batches(walk, close(walk * (int(stage.max()) + 1) + stage), line, stage)
+    walk = as_close(view.names.walk[ops])
+    seen, counts = micro_batches(walk, as_close(walk * (int(stage.max()) + 1) + stage), line, stage)
     for one, lacking in zip(*np.nonzero((counts > 0) & (counts < seen[:, None])), strict=True):
         op = int(ops[(line == one) & (stage == lacking)][0])
         why = f"stage {lacking} sees {counts[one, lacking]} micro-batches where its pipeline has {seen[one]}"
@@ -90,7 +97,7 @@ def once(view: View) -> Iterator[Fault]:
 
 
 @njit(cache=True)
-def _units_of_passes(kind: NDArray[np.uint8], batch: Ints, unit: Ints) -> Ints:
+def units_of_passes(kind: NDArray[np.uint8], batch: Ints, unit: Ints) -> Ints:
     """What a pass is about, as one number. (Others have units in other numbers, as the ticks of a lockstep, which would
     make a long table of a short one.)"""
     most = 0
@@ -105,7 +112,7 @@ def _units_of_passes(kind: NDArray[np.uint8], batch: Ints, unit: Ints) -> Ints:
 
 
 @njit(cache=True)
-def _judge(kind: NDArray[np.uint8], exact: Ints, batch: Ints) -> NDArray[np.uint8]:
+def judge(kind: NDArray[np.uint8], exact: Ints, batch: Ints) -> NDArray[np.uint8]:
     """What is wrong with every pass."""
     wrong = np.zeros(len(kind), np.uint8)
     if not len(kind):
@@ -131,7 +138,7 @@ def _judge(kind: NDArray[np.uint8], exact: Ints, batch: Ints) -> NDArray[np.uint
 
 
 @njit(cache=True)
-def _micro_batches(walk: Ints, walk_at_stage: Ints, line: Ints, stage: Ints) -> tuple[Ints, Ints]:
+def micro_batches(walk: Ints, walk_at_stage: Ints, line: Ints, stage: Ints) -> tuple[Ints, Ints]:
     """How many micro-batches every line has, and how many every stage of it sees."""
     seen, counts = np.zeros(line.max() + 1, np.int64), np.zeros((line.max() + 1, stage.max() + 1), np.int64)
     known, known_at_stage = np.zeros(walk.max() + 1, np.bool_), np.zeros(walk_at_stage.max() + 1, np.bool_)

@@ -28,8 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from trainplan.errors import ProgramError
 from trainplan.program.check.away import back
 from trainplan.program.check.grid import grid
@@ -38,7 +36,8 @@ from trainplan.program.check.memory import alive
 from trainplan.program.check.messages import handed_over, matched
 from trainplan.program.check.order import apart, ends, ordered
 from trainplan.program.check.passes import listed, once
-from trainplan.program.check.view import Fault, View
+from trainplan.program.check.suspects import suspects
+from trainplan.program.check.view import Fault, View, view_of
 from trainplan.program.check.weights import fresh, gathered, updated
 from trainplan.program.program import Program
 from trainplan.program.wiring import Wiring, wire
@@ -51,18 +50,13 @@ RULES: tuple[Callable[[View], Iterator[Fault]], ...] = (
 
 def faults(program: Program, wiring: Wiring | None = None) -> list[Fault]:
     """All faults of a program."""
-    wiring = wiring or wire(program)
-    lists = program.lists
-    rank = lists.owner
-    place = np.arange(len(lists.items), dtype=np.int64) - lists.start[rank]
-    by_op = np.full(len(program), -1, dtype=np.int64)
-    by_op[lists.items] = place
-    view = View(program, wiring, lists.items, rank, by_op)
+    view = view_of(program, wiring or wire(program))
     found = list(listed(view))
     if found:  # the other rules need sound lists
         return found
-    for rule in RULES:
-        found += rule(view)
+    for rule, suspected in zip(RULES, suspects(view), strict=True):
+        if suspected:
+            found += rule(view)
     return found
 
 

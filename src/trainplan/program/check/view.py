@@ -41,35 +41,51 @@ class View:
 
     program: Program
     wiring: Wiring
-    entry_op: Ints  # every list entry: its operation, rank and place in that list
-    entry_rank: Ints
-    place: Ints  # of operations with one rank
+    place: Ints  # of operations with one rank, in its list
+    member_place: Small  # the same of every entry of `wiring.member_items`, in the list of that rank
+
+    @property
+    def entry_op(self) -> Ints:
+        """Of every list entry its operation."""
+        return self.program.lists.items
+
+    @property
+    def entry_rank(self) -> Ints:
+        """… and its rank."""
+        return self.program.lists.owner
 
     @lasting
     def names(self) -> Names:
         """What every operation is about, in several ways."""
         p = self.program
-        return Names(*_names(p.job, p.step, p.pipeline, p.stage, p.micro_batch, p.slice, p.unit))
+        return Names(*as_names(p.job, p.step, p.pipeline, p.stage, p.micro_batch, p.slice, p.unit))
 
     @lasting
     def listed(self) -> Bools:
         """Rank → its list says what comes before what."""
         return ~self.wiring.free
 
-    @lasting
-    def member_place(self) -> Small:
-        """For every entry of `wiring.member_items`, the place of the operation in the list of that rank."""
-        lists, wiring = self.program.lists, self.wiring
-        return _member_places(lists.start, lists.items, wiring.member_start, wiring.member_items)
+
+def view_of(program: Program, wiring: Wiring) -> View:
+    """A program as the rules see it."""
+    lists = program.lists
+    return View(
+        program, wiring,
+        *_places(lists.start, lists.items, len(program), wiring.member_start, wiring.member_items),
+    )  # fmt: skip
 
 
 @njit(cache=True)
-def _member_places(list_start: Ints, list_items: Ints, member_start: Small, member_items: Small) -> Small:
-    found = np.full(len(member_items), -1, np.int32)
+def _places(
+    list_start: Ints, list_items: Ints, ops: int, member_start: Small, member_items: Small
+) -> tuple[Ints, Small]:  # fmt: skip
+    """Columns of `View`."""
+    place, found = np.full(ops, -1, np.int64), np.full(len(member_items), -1, np.int32)
     ahead = member_start[:-1].copy()  # groups are in the order of ranks, nearly always: so this member is next
     for rank in range(len(list_start) - 1):
         for e in range(list_start[rank], list_start[rank + 1]):
             op = list_items[e]
+            place[op] = e - list_start[rank]
             k = ahead[op]
             if k < member_start[op + 1] and member_items[k] == rank:
                 found[k] = e - list_start[rank]
@@ -78,7 +94,7 @@ def _member_places(list_start: Ints, list_items: Ints, member_start: Small, memb
             for k in range(member_start[op], member_start[op + 1]):
                 if member_items[k] == rank:
                     found[k] = e - list_start[rank]
-    return found
+    return place, found
 
 
 def where(mask: np.ndarray) -> list[int]:
@@ -105,7 +121,7 @@ def _packed(columns: tuple[Ints, ...]) -> Ints:
 
 
 @njit(cache=True)
-def _names(
+def as_names(
     job: Ints, step: Ints, pipeline: Ints, stage: Ints, micro: Ints, slice_: Ints, unit: Ints
 ) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints]:
     """Columns of `Names`."""
@@ -132,16 +148,18 @@ def _names(
     return exact, batch, passed, walk, line, home, turn
 
 
-def close(key: Ints) -> Ints:
+@njit(cache=True)
+def as_close(key: Ints) -> Ints:
     """The keys, or where they are few and far apart (ticks of a lockstep) their places: a table of all between them
     would be larger than what it is for.
 
-    >>> close(np.array([3, 1, 3])).tolist(), close(np.array([10**9, 5, 10**9])).tolist()
+    >>> as_close(np.array([3, 1, 3])).tolist(), as_close(np.array([10**9, 5, 10**9])).tolist()
     ([3, 1, 3], [1, 0, 1])
     """
-    if key.max(initial=0) < 8 * len(key):
-        return key
-    return np.asarray(distinct(key)[1])
+    most = 0
+    for number in key:
+        most = max(most, number)
+    return key if most < 8 * len(key) else distinct(key)[1]
 
 
 def maker(program: Program, value: int) -> str:

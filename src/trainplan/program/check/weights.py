@@ -20,10 +20,10 @@ from trainplan.program.ops import COMPUTES, GATHERS, SHARED_OUT, Kind, Value
 from trainplan.program.program import Bools, Ints, are, nonzero
 from trainplan.program.wiring import Small
 
-_BACKWARD = are((Kind.B, Kind.I, Kind.W))
-_EXCHANGES, _GATHERS, _SHARED_OUT = are((Kind.REDUCE_GRAD, Kind.SCATTER_GRAD)), are(GATHERS), are(SHARED_OUT)
+GOES_BACK = are((Kind.B, Kind.I, Kind.W))
+EXCHANGES, GATHERING, SHARES = are((Kind.REDUCE_GRAD, Kind.SCATTER_GRAD)), are(GATHERS), are(SHARED_OUT)
 _IDLE = "nobody on rank {rank} reads what {op} has summed"
-_READS_WEIGHTS = are([kind for kind in COMPUTES if kind is not Kind.STEP])
+READS_WEIGHTS = are([kind for kind in COMPUTES if kind is not Kind.STEP])
 _F, _STEP, _SEND_G, _SCATTER_GRAD = int(Kind.F), int(Kind.STEP), int(Kind.SEND_G), int(Kind.SCATTER_GRAD)
 _WEIGHTS = int(Value.WEIGHTS)
 # What may be wrong with a member of an exchange, and with who computes: bits.
@@ -33,8 +33,8 @@ _STALE, _UNLIKE_FORWARD, _CLAIMS = 1, 2, 4
 
 def updated(view: View) -> Iterator[Fault]:
     program, wiring, reads = view.program, view.wiring, view.program.reads
-    idle = _summing(
-        program.kind, _EXCHANGES, reads.start, reads.items, program.value_maker, program.value_rank,
+    idle = summing(
+        program.kind, EXCHANGES, reads.start, reads.items, program.value_maker, program.value_rank,
         wiring.member_start, wiring.member_items,
     )  # fmt: skip
     for bit, why in ((_BRINGS_NOTHING, "{op} sums nothing of rank {rank}"), (_GETS_NOTHING, _IDLE)):
@@ -51,7 +51,7 @@ def updated(view: View) -> Iterator[Fault]:
             yield Fault("updated", op, f"{program.name(op)} steps {names.count(name)} times in one step")
     home = view.names.home * program.world + program.rank
     worker = view.names.turn * program.world + program.rank
-    after, lost = _stepping(program.kind, _BACKWARD, home, worker)
+    after, lost = stepping(program.kind, GOES_BACK, home, worker)
     for op in where((after >= 0) & (view.place > view.place[after])):
         yield Fault("updated", op, f"{program.name(op)} comes after {program.name(after[op])}")
     for op in where(lost):
@@ -59,7 +59,7 @@ def updated(view: View) -> Iterator[Fault]:
 
 
 @njit(cache=True)
-def _summing(
+def summing(
     kind: NDArray[np.uint8], exchanges: Bools, read_start: Ints, read_items: Ints, maker: Ints, value_rank: Ints,
     member_start: Small, member_items: Small,
 ) -> NDArray[np.uint8]:  # fmt: skip
@@ -84,7 +84,7 @@ def _summing(
 
 
 @njit(cache=True)
-def _stepping(kind: NDArray[np.uint8], backward: Bools, home: Ints, worker: Ints) -> tuple[Ints, Bools]:
+def stepping(kind: NDArray[np.uint8], backward: Bools, home: Ints, worker: Ints) -> tuple[Ints, Bools]:
     """Of every backward pass the step of its stage on its rank, -1: there is none, nor of any other operation. And of
     those the first at a place whose gradients nobody pushes to whoever steps."""
     step_of, pushes = np.full(home.max() + 1, -1, np.int64), np.zeros(worker.max() + 1, np.bool_)
@@ -109,10 +109,10 @@ def _stepping(kind: NDArray[np.uint8], backward: Bools, home: Ints, worker: Ints
 def gathered(view: View) -> Iterator[Fault]:
     """Part of *updated*: who reads what was gathered."""
     program, wiring, reads = view.program, view.wiring, view.program.reads
-    if not _SHARED_OUT[program.kind].any():
+    if not SHARES[program.kind].any():
         return
-    ops, units = _not_gathered(
-        program.kind, _READS_WEIGHTS, _GATHERS, program.step, program.stage, program.rank, program.micro_batch,
+    ops, units = not_gathered(
+        program.kind, READS_WEIGHTS, GATHERING, program.step, program.stage, program.rank, program.micro_batch,
         program.unit, program.world, view.place, program.value_kind, program.value_maker, program.value_end,
         reads.start, reads.items, wiring.member_start, wiring.member_items,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def gathered(view: View) -> Iterator[Fault]:
 
 
 @njit(cache=True)
-def _not_gathered(
+def not_gathered(
     kind: NDArray[np.uint8], computes: Bools, gathers: Bools, step: Ints, stage: Ints, rank: Ints, micro: Ints,
     unit: Ints, world: int, place: Ints, value_kind: NDArray[np.uint8], maker: Ints, end: Ints, read_start: Ints,
     read_items: Ints, member_start: Small, member_items: Small,
@@ -183,8 +183,8 @@ def _not_gathered(
 
 def fresh(view: View) -> Iterator[Fault]:
     program, reads = view.program, view.program.reads
-    wrong, twin = _stale(
-        program.kind, _READS_WEIGHTS, program.step, program.version, view.names.batch, program.staleness,
+    wrong, twin = stale(
+        program.kind, READS_WEIGHTS, program.step, program.version, view.names.batch, program.staleness,
         program.value_kind, program.value_maker, reads.start, reads.items,
     )  # fmt: skip
     if not wrong.any():
@@ -205,7 +205,7 @@ def fresh(view: View) -> Iterator[Fault]:
 
 
 @njit(cache=True)
-def _stale(
+def stale(
     kind: NDArray[np.uint8], computes: Bools, step: Ints, version: Ints, batch: Ints, staleness: int,
     value_kind: NDArray[np.uint8], maker: Ints, read_start: Ints, read_items: Ints,
 ) -> tuple[NDArray[np.uint8], Ints]:  # fmt: skip
