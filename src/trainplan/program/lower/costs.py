@@ -172,11 +172,14 @@ def _inside(profile: Profile, back: bool, first: int, last: int, samples: Amount
     """What ranks that share the blocks of a pass exchange inside it."""
 
     def found() -> tuple[Inside, ...]:
+        # Most blocks are of one kind, and exchange the same: so each is looked at once, and counted.
+        each = [block.backward_talk if back else block.forward_talk for block in profile.blocks[first:last]]
+        alike = Counter(map(id, each))
         inside: dict[tuple[str, int, bool], int] = {}
-        for block in profile.blocks[first:last]:
-            for part in block.backward_talk if back else block.forward_talk:
+        for own in {id(own): own for own in each}.values():
+            for part in own:
                 name = part.what, round(part.bytes_per_sample * float(samples)), part.hidden  # type: ignore[arg-type]
-                inside[name] = inside.get(name, 0) + part.times
+                inside[name] = inside.get(name, 0) + part.times * alike[id(own)]
         return tuple(Inside(what, size, count, hidden) for (what, size, hidden), count in inside.items())
 
     talk: tuple[Inside, ...] = kept(profile, ("inside", back, first, last, samples), found)

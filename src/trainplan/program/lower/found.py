@@ -7,6 +7,7 @@ from copy import copy
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from trainplan.lasting import lasting
 from trainplan.program.lower.buckets import kept
@@ -22,6 +23,9 @@ _NORM, _REDUCE_GRAD, _BARRIER = int(Kind.NORM), int(Kind.REDUCE_GRAD), int(Kind.
 NEVER = np.iinfo(np.int64).max
 
 
+# What a pass begins and ends with: tables of `Found.passes`.
+FIRST_FORWARD, FINAL_FORWARD, FIRST_BACK, FINAL_BACK, GATHERING, GIVING = range(6)
+_F, _B, _I, _W = int(Kind.F), int(Kind.B), int(Kind.I), int(Kind.W)
 # What an operation is, as one number: its kind, stage, peer (or -1) and unit have 5 bits, 14, 14 and 30.
 _KIND, _STAGE, _PEER = 58, 44, 30
 
@@ -49,18 +53,18 @@ class Found:
         first, line = distinct(names)
         self._line = dict(zip(names[first].tolist(), range(len(first)), strict=True))
         # One line more, which stays empty: line -1.
-        self._numbers = np.full((len(self._line) + 1, self.places), -1, dtype=np.int64)
+        self.numbers = np.full((len(self._line) + 1, self.places), -1, dtype=np.int64)
         replica = table.replica  # those that have lists are the first, or all of them
         self.replica_of = replica[row]  # of every operation, among those that have lists
         whole = _WHOLE[table.kind][row]
         ops = nonzero(~whole)
         place = (self.replica_of[ops] * steps + step[ops]) * plan.pieces + piece[ops]
-        self._numbers[line[row[ops]], place] = ops
+        self.numbers[line[row[ops]], place] = ops
         # What replicas do together is each one's; it stands for the first of them.
         together = _SHARED_OUT[self.kind[ops]] if plan.zero and len(layout.replicas) > 1 else np.zeros(0, dtype=bool)
         for later in range(1, min(plan.sharers, len(layout.replicas)) if together.any() else 0):
             beside = place[together] + later * steps * plan.pieces
-            self._numbers[line[row[ops[together]]], beside] = ops[together]
+            self.numbers[line[row[ops[together]]], beside] = ops[together]
         # What comes once: by (kind, stage, unit) and rank; what all copies do together, whichever stands for it.
         self._once: dict[tuple[int, int, int, int], int] = {}  # → a row of `_by_step`
         barrier = self.kind == _BARRIER
@@ -88,92 +92,55 @@ class Found:
         self._sizes, which = layout.kinds_of_amount
         sizes = tuple(self._sizes)
         self._tables: dict[Hashable, Ints] = kept(layout.profile, ("tables", plan.bounds, sizes), dict)
-        self._size = which[np.array(layout.replicas)[self.replica], self.piece]
-        # What was asked for, which several passes of lowering ask for.
-        self._passes: dict[tuple[str, bool, tuple[int, ...]], Ints] = {}
+        self.size = which[np.array(layout.replicas)[self.replica], self.piece]
+        self.passes = _passes_of(self.kind[ops], table.stage[row[ops]], place, ops, plan.depth, self.places)
         self._seen: dict[tuple[int, ...], Bools] = {}  # lines → whether each micro-batch takes one of them
 
     # -- of micro-batches -------------------------------------------------------------------------------------------
 
     def ops(self, kind: Kind, stages: Sequence[int], peers: Sequence[int] = (), units: Sequence[int] = ()) -> Ints:
         """The operation of every place, a row for each stage (with its peer and its unit)."""
+        return self.numbers[self.lines(kind, stages, peers, units)]
+
+    def lines(
+        self, kind: Kind, stages: Sequence[int], peers: Sequence[int] = (), units: Sequence[int] = ()
+    ) -> list[int]:
+        """The rows of `numbers` that these are in."""
         number, find = int(kind) << _KIND, self._line.get
         if not peers and not units:
-            return self._numbers[[find(number | stage << _STAGE, -1) for stage in stages]]
+            return [find(number | stage << _STAGE, -1) for stage in stages]
         names = zip(stages, peers or (-1,) * len(stages), units or (0,) * len(stages), strict=True)
-        return self._numbers[[find(number | s << _STAGE | p + 1 << _PEER | unit, -1) for s, p, unit in names]]
+        return [find(number | s << _STAGE | p + 1 << _PEER | unit, -1) for s, p, unit in names]
 
     def named(self, kinds: Sequence[Kind], stages: Sequence[int], units: Sequence[int]) -> Ints:
         """The same of several kinds."""
         names = zip(kinds, stages, units, strict=True)
-        return self._numbers[
-            [self._line.get(kind << _KIND | stage << _STAGE | unit, -1) for kind, stage, unit in names]
-        ]
+        return self.numbers[[self._line.get(kind << _KIND | stage << _STAGE | unit, -1) for kind, stage, unit in names]]
 
     def backward(self, stages: Sequence[int], final: bool) -> Ints:
         """The first or the final operation of the backward pass of every place: it may be cut into units, or into a
         part for the input and one for the weights."""
-        key = "backward", final, tuple(stages)
-        if key not in self._passes:
-            found = self.ops(Kind.W if final else Kind.I, stages) if self.layout.splits else None
-            if found is None or (found < 0).any():
-                whole = self._whole_backward(stages, final)
-                found = whole if found is None else np.where(found >= 0, found, whole)
-            self._passes[key] = found
-        return self._passes[key]
-
-    def _whole_backward(self, stages: Sequence[int], final: bool) -> Ints:
-        layout, again = self.layout, self.recomputed
-        if again.any():
-            bounds = [layout.plan.bounds[stage] for stage in stages]
-            by_block = self.ops(Kind.B, stages, units=[first if final else last - 1 for first, last in bounds])
-            return by_block if again.all() else np.where(again, by_block, self._plain_backward(stages, final))
-        return self._plain_backward(stages, final)
-
-    def _plain_backward(self, stages: Sequence[int], final: bool) -> Ints:
-        layout = self.layout
-        whole = self.ops(Kind.B, stages)
-        if not final:
-            return whole
-        cut = self.ops(Kind.B, stages, units=[max(0, layout.backward_pieces(stage) - 1) for stage in stages])
-        return np.where(cut >= 0, cut, whole)
+        return self._of(FINAL_BACK if final else FIRST_BACK, stages)
 
     def forward(self, stages: Sequence[int], final: bool = True) -> Ints:
         """The final or the first operation of the forward pass of every place: it may be cut into pieces."""
-        key = "forward", final, tuple(stages)
-        if key not in self._passes:
-            self._passes[key] = self._forward(stages, final)
-        return self._passes[key]
-
-    def _forward(self, stages: Sequence[int], final: bool) -> Ints:
-        whole = self.ops(Kind.F, stages)
-        if not (final and (self.layout.plan.zero or self.layout.offloads or self.layout.crosses)):
-            return whole
-        bounds, sections = self.layout.plan.bounds, self.layout.sections
-        blocks = [last - first for first, last in bounds]
-        units = [max(0, (blocks[s] if self.layout.crosses else len(sections[s])) - 1) for s in stages]
-        cut = self.ops(Kind.F, stages, units=units)
-        return np.where(cut >= 0, cut, whole)
+        return self._of(FINAL_FORWARD if final else FIRST_FORWARD, stages)
 
     def gathering(self, stages: Sequence[int]) -> Ints:
         """The operation of every place that (first) adds to the gradients of the weights."""
-        first = self.backward(stages, final=False)
-        if not self.layout.splits:
-            return first
-        second = self.ops(Kind.W, stages)
-        return np.where(second >= 0, second, first)
+        return self._of(GATHERING, stages)
 
     def giving(self, stages: Sequence[int]) -> Ints:
         """The operation of every place after which the gradients of what came in are there."""
-        whole = self.backward(stages, final=True)
-        if not self.layout.splits:
-            return whole
-        first = self.ops(Kind.I, stages)
-        return np.where(first >= 0, first, whole)
+        return self._of(GIVING, stages)
+
+    def _of(self, which: int, stages: Sequence[int]) -> Ints:
+        found = self.passes[which]
+        return found if stages == self.layout.stages else found[list(stages)]
 
     def homes(self) -> Ints:
         """The rank of every stage at every place."""
-        return np.asarray(self.layout.local_ranks[self.replica, self.layout.line_of[self.piece]].T)
+        return np.ascontiguousarray(self.layout.local_ranks[self.replica, self.layout.line_of[self.piece]].T)
 
     def adds(self, stages: Sequence[int]) -> Bools:
         """Whether the backward pass of every place finds gradients that it adds to; the first of a step does where
@@ -201,10 +168,10 @@ class Found:
     def only(self, chosen: Bools) -> Found:
         """The same with nothing but the chosen places, for look-ups by micro-batch."""
         part = copy(self)
-        part._passes = {}
+        part.passes = self.passes[:, :, chosen]
         part._finds_none = self._finds_none  # which takes all places to find out
-        part._numbers, part.places = self._numbers[:, chosen], int(chosen.sum())
-        part.replica, part.piece, part._size = self.replica[chosen], self.piece[chosen], self._size[chosen]
+        part.numbers, part.places = self.numbers[:, chosen], int(chosen.sum())
+        part.replica, part.piece, part.size = self.replica[chosen], self.piece[chosen], self.size[chosen]
         return part
 
     def by_size(self, of: Callable[[int, Any], float], count: int, name: Hashable = None) -> Ints:
@@ -219,7 +186,7 @@ class Found:
             found = np.array(table, dtype=np.int64).reshape(count, len(self._sizes))
             if name is not None:
                 self._tables[name] = found
-        return found[:, self._size] if len(self._sizes) > 1 else np.repeat(found, self.places, axis=1)
+        return found.take(self.size, axis=1) if len(self._sizes) > 1 else np.repeat(found, self.places, axis=1)
 
     # -- of copies of stages ----------------------------------------------------------------------------------------
 
@@ -278,3 +245,29 @@ class Found:
         """The sum of squares of each copy's replica."""
         names = [(_NORM, 0, 0, self.layout.answering(h.replica)) for h in holdings]
         return self._by_step[[self._once.get(name, -1) for name in names]]
+
+
+@njit(cache=True)
+def _passes_of(kind: Ints, stage: Ints, place: Ints, ops: Ints, stages: int, places: int) -> Ints:
+    """Of the passes of every stage and place, from operations in the order of their lists: the first and the final one
+    of forward, the first and the final one of backward, the one that first adds to gradients of weights, and the one
+    after which those of what came in are there. A pass may come in pieces, one after the other; or backward in a part
+    for the input (I) and one for the weights (W)."""
+    found = np.full((6, stages, places), -1, np.int64)
+    for k in range(len(ops)):
+        if kind[k] > _W:
+            continue
+        own, op = found[:, stage[k], place[k]], ops[k]
+        if kind[k] == _F:
+            if own[FIRST_FORWARD] < 0:
+                own[FIRST_FORWARD] = op
+            own[FINAL_FORWARD] = op
+        if (kind[k] == _B or kind[k] == _I) and own[FIRST_BACK] < 0:
+            own[FIRST_BACK] = op
+        if kind[k] == _B or kind[k] == _W:
+            own[FINAL_BACK] = op
+            if own[GATHERING] < 0:
+                own[GATHERING] = op
+        if kind[k] == _B or (kind[k] == _I and own[GIVING] < 0):
+            own[GIVING] = op
+    return found

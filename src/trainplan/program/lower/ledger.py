@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,20 @@ class Ledger:
         size, rank, end = _stretched(size, maker), _stretched(rank, maker), _stretched(end, maker)
         some = (maker >= 0) & (size > 0)
         self.add(kind, size[some], rank[some], maker[some], end[some], late=late, early=early)
+
+    def add_found(
+        self, pieces: Sequence[tuple[Value, bool]], counts: Ints, columns: Ints, readers: Ints, numbers: Ints
+    ) -> None:
+        """Values that a compiled pass has found, one piece after the other: of each its kind, and whether they are
+        late; how many they are; bytes, rank, maker and end of all; and who reads which, counted from the first."""
+        self.kinds += [int(kind) for kind, _ in pieces]
+        self.lates += [late for _, late in pieces]
+        self.earlies += [False] * len(pieces)
+        self.counts += counts.tolist()
+        size, rank, maker, end = columns
+        self.columns.append((size, rank, maker, end))
+        self.readers.append((readers, numbers + self.count))
+        self.count += maker.size
 
     def reads(self, reader: Ints, numbers: Ints) -> None:
         """Operations that read values; -1: nobody does."""
