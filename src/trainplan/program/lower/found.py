@@ -153,11 +153,10 @@ class Found:
     def _finds_none(self) -> Bools:
         """Operation → whether it is the first of its step to add to the gradients of its weights."""
         layout = self.layout
-        fresh = [h for h in layout.holdings if not layout.bucketed(h.stage) or layout.gathers]
+        fresh = [n for n, h in enumerate(layout.holdings) if not layout.bucketed(h.stage) or layout.gathers]
         first = np.zeros(len(self.kind), dtype=bool)
         if fresh:
-            passes = self.own(self.gathering([h.stage for h in fresh]), fresh, empty=NEVER)
-            first[passes.min(axis=2)] = True
+            first[self.earliest(GATHERING)[fresh]] = True
         return first
 
     @property
@@ -169,7 +168,7 @@ class Found:
         """The same with nothing but the chosen places, for look-ups by micro-batch."""
         part = copy(self)
         part.passes = self.passes[:, :, chosen]
-        part._finds_none = self._finds_none  # which takes all places to find out
+        part._finds_none, part._ends = self._finds_none, self._ends  # which take all places to find out
         part.numbers, part.places = self.numbers[:, chosen], int(chosen.sum())
         part.replica, part.piece, part.size = self.replica[chosen], self.piece[chosen], self.size[chosen]
         return part
@@ -188,7 +187,49 @@ class Found:
                 self._tables[name] = found
         return found.take(self.size, axis=1) if len(self._sizes) > 1 else np.repeat(found, self.places, axis=1)
 
-    # -- of copies of stages ----------------------------------------------------------------------------------------
+    # -- of copies of stages (in the order of `Layout.holdings`) and steps: of the passes that each copy sees ----------
+
+    def earliest(self, which: int) -> Ints:
+        """The first operation of all its passes, of these (`passes`); `NEVER` where there is none."""
+        return self._ends[0][which]
+
+    def latest(self, which: int) -> Ints:
+        """The last one; -1 where there is none."""
+        return self._ends[1][which]
+
+    @property
+    def first_place(self) -> Ints:
+        """The place whose pass is the first to add to gradients of weights."""
+        return self._ends[2]
+
+    def latest_of(
+        self, copies: Sequence[int], lines: Sequence[int], again: Sequence[int], second: Sequence[int]
+    ) -> Ints:
+        """The same of operations in other rows of `numbers`, one row for each of these copies: in `lines`, or of passes
+        that are recomputed in `again`; or, where a pass has such an operation, in `second`. (Either may be none.)"""
+        _, replica, _ = self.layout.held
+        rows = (np.array(own or (-1,) * len(lines), dtype=np.int64) for own in (lines, again or lines, second))
+        return _latest_of(
+            self.numbers, *rows, self.recomputed, self._sees[copies], replica[copies], self.steps
+        )  # fmt: skip
+
+    @lasting
+    def _ends(self) -> tuple[Ints, Ints, Ints]:
+        stage, replica, _ = self.layout.held
+        return _ends_of(self.passes, stage, replica, self._sees, self.steps)
+
+    @lasting
+    def _sees(self) -> Bools:
+        """Whether a copy sees a micro-batch (or a slice of one)."""
+        layout = self.layout
+        if layout.plan.lines == 1:
+            return np.ones((len(layout.holdings), layout.plan.pieces), dtype=bool)
+        takes = np.zeros((len(layout.holdings), layout.plan.lines), dtype=bool)
+        for number, holding in enumerate(layout.holdings):
+            takes[number, list(holding.lines)] = True
+        return takes.take(layout.line_of, axis=1)
+
+    # -- the same of some copies ------------------------------------------------------------------------------------
 
     def own(self, of: Ints, holdings: Sequence[Holding], empty: int = -1) -> Ints:
         """Of what has a row for each of these copies (or one for all), the entries of the micro-batches that each copy
@@ -271,3 +312,49 @@ def _passes_of(kind: Ints, stage: Ints, place: Ints, ops: Ints, stages: int, pla
         if kind[k] == _B or (kind[k] == _I and own[GIVING] < 0):
             own[GIVING] = op
     return found
+
+
+@njit(cache=True)
+def _ends_of(passes: Ints, stage: Ints, replica: Ints, sees: Bools, steps: int) -> tuple[Ints, Ints, Ints]:
+    """Of every copy in every step the first and the last operation, of all of `passes`; and the place of the first that
+    adds to gradients."""
+    copies, pieces = sees.shape
+    first = np.full((len(passes), copies, steps), NEVER, np.int64)
+    last, place = np.full((len(passes), copies, steps), -1, np.int64), np.zeros((copies, steps), np.int64)
+    for copy_ in range(copies):
+        for step in range(steps):
+            begin = (replica[copy_] * steps + step) * pieces
+            place[copy_, step] = begin
+            for piece in range(pieces):
+                if not sees[copy_, piece]:
+                    continue
+                for which in range(len(passes)):
+                    op = passes[which, stage[copy_], begin + piece]
+                    if op < 0:
+                        continue
+                    last[which, copy_, step] = max(last[which, copy_, step], op)
+                    if op < first[which, copy_, step]:
+                        first[which, copy_, step] = op
+                        if which == GATHERING:
+                            place[copy_, step] = begin + piece
+    return first, last, place
+
+
+@njit(cache=True)
+def _latest_of(
+    numbers: Ints, lines: Ints, again: Ints, second: Ints, recomputed: Bools, sees: Bools, replica: Ints, steps: int
+) -> Ints:
+    """`Found.latest_of`."""
+    pieces = sees.shape[1]
+    last = np.full((len(lines), steps), -1, np.int64)
+    for k in range(len(lines)):
+        for step in range(steps):
+            begin = (replica[k] * steps + step) * pieces
+            for piece in range(pieces):
+                if sees[k, piece]:
+                    place = begin + piece
+                    op = numbers[second[k], place]
+                    if op < 0:
+                        op = numbers[again[k] if recomputed[place] else lines[k], place]
+                    last[k, step] = max(last[k, step], op)
+    return last

@@ -19,7 +19,7 @@ from trainplan.program.exchanges import BY_ROUNDS, rounds_of
 from trainplan.program.exchanges.rounds import beside
 from trainplan.program.lower.away import piece_of
 from trainplan.program.lower.buckets import Bucket, kept
-from trainplan.program.lower.found import NEVER, Found
+from trainplan.program.lower.found import FINAL_BACK, GATHERING, NEVER, Found
 from trainplan.program.lower.groups import stage_group
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.ledger import Ledger
@@ -32,14 +32,13 @@ def gradients(ledger: Ledger, found: Found) -> None:
     """Gradients of the weights, and the facts that exchange, norm and step wait for."""
     layout = found.layout
     holdings = layout.holdings
-    stage = [h.stage for h in holdings]
-    home = _home(found, holdings)
+    home = _home(found)
     step, norm = found.once(Kind.STEP, holdings), found.norm(holdings)
     _stored(ledger, found, holdings, home, step)
     if layout.service is not None:
         served(ledger, found, layout.service)
         return
-    complete = found.own(found.backward(layout.stages, final=True)[stage], holdings).max(axis=2)
+    complete = found.latest(FINAL_BACK)
     if layout.clips:
         ledger.add(Value.TOKEN, 0, home, complete, norm, (norm,))
         ledger.add(Value.TOKEN, 0, home, norm, step, (step,))
@@ -47,8 +46,8 @@ def gradients(ledger: Ledger, found: Found) -> None:
     filled = [(number, unit) for number, h in enumerate(holdings) for unit in range(len(layout.buckets[h.stage]))]
     if filled and not layout.decides:  # else see `decided.py`
         of, units = [number for number, _ in filled], [unit for _, unit in filled]
-        stages = [stage[number] for number in of]
-        piece = found.own(completing(found, stages, units), [holdings[number] for number in of]).max(axis=2)
+        stages = [holdings[number].stage for number in of]
+        piece = found.latest_of(of, *_completing(found, stages, units))
         reduce = found.shared(Kind.REDUCE_GRAD, stages, units=units)
         ledger.add(Value.TOKEN, 0, home[of], piece, reduce, (reduce,))
         ledger.add(Value.TOKEN, 0, home[of], reduce, step[of], (norm[of], step[of]))
@@ -83,24 +82,34 @@ def _room(layout: Layout, holding: Holding, bucket: Bucket) -> int:
 
 def completing(found: Found, stages: list[int], units: list[int]) -> Ints:
     """The operation of every place that completes these buckets, if it is the last to add to them."""
-    layout = found.layout
+    lines, again, second = _completing(found, stages, units)
+    whole = found.numbers[lines]
+    if again:
+        whole = np.where(found.recomputed, found.numbers[again], whole)
+    if not second:
+        return whole
+    return np.where(found.numbers[second] >= 0, found.numbers[second], whole)
 
+
+def _completing(found: Found, stages: list[int], units: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """Where these are among all numbers: of passes, of those that are recomputed, and of those in two parts."""
+    layout = found.layout
     pairs = list(zip(stages, units, strict=True))
     piece = [0 if stage in layout.late else unit for stage, unit in pairs]
     if layout.offloads:  # the section that its block is in
         piece = [piece_of(layout, stage, layout.buckets[stage][unit].block) for stage, unit in pairs]
-    whole = found.ops(Kind.B, stages, units=piece)
+    again, second = list[int](), list[int]()
     if layout.recomputes:
-        by_block = found.ops(Kind.B, stages, units=[layout.buckets[stage][unit].block for stage, unit in pairs])
-        whole = np.where(found.recomputed, by_block, whole)
-    if not layout.splits:
-        return whole
-    second = found.ops(Kind.W, stages)  # after which all buckets are complete
-    return np.where(second >= 0, second, whole)
+        again = found.lines(Kind.B, stages, units=[layout.buckets[stage][unit].block for stage, unit in pairs])
+    if layout.splits:  # after the second part all buckets are complete
+        second = found.lines(Kind.W, stages)
+    return found.lines(Kind.B, stages, units=piece), again, second
 
 
-def _home(found: Found, holdings: Sequence[Holding]) -> Ints:
-    return np.repeat(np.array([[h.rank] for h in holdings], dtype=np.int64), found.steps, axis=1)
+def _home(found: Found) -> Ints:
+    """The rank of every copy, in every step."""
+    _, _, rank = found.layout.held
+    return np.repeat(rank[:, None], found.steps, axis=1)
 
 
 def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, step: Ints) -> None:
@@ -113,7 +122,7 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
         never = np.full(len(stays), -1, dtype=np.int64)
         ledger.add(Value.GRADIENTS, np.array(sizes), home[stays, 0], never, never)
         if layout.gathers:
-            _beside_the_buckets(ledger, found, holdings, home, trainable[0])
+            _beside_the_buckets(ledger, found, home, trainable[0])
     # Weights that several stages hold are in no bucket, unless servers sum them, and are not shared out.
     tied = _tied(layout) if layout.service is None and layout.ties else None
     for s in layout.stages:
@@ -122,13 +131,12 @@ def _stored(ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, s
     coming = [number for number, h in enumerate(holdings) if trainable[h.stage]]
     if not coming:
         return
-    stage, copies = [holdings[number].stage for number in coming], [holdings[number] for number in coming]
-    first = found.own(found.gathering(layout.stages)[stage], copies, empty=NEVER)[:, 0].argmin(axis=1)
-    again = layout.recomputed[first] | layout.offloads  # the first pass of each copy
+    first = found.piece[found.first_place[coming, 0]]  # the first pass of each copy
+    again = layout.recomputed[first] | layout.offloads
     for put, chosen in ((_block_by_block, again), (_by_first_pass, ~again)):
         own = [number for number, mine in zip(coming, chosen, strict=True) if mine]
         if own:
-            put(ledger, found, [holdings[number] for number in own], home[own], step[own], trainable)
+            put(ledger, found, own, home[own], step[own], trainable)
 
 
 def _tied(layout: Layout) -> list[list[Parameter]]:
@@ -146,7 +154,7 @@ def updates(ledger: Ledger, found: Found) -> None:
     """What the norm of the gradients and the optimizer's step need while they run."""
     layout, profile = found.layout, found.layout.profile
     holdings = layout.holdings
-    stage, home = [h.stage for h in holdings], _home(found, holdings)
+    (stage, _, _), home = layout.held, _home(found)
     if layout.crosses:
         for block in (block for own in layout.stepping for block in own):  # elsewhere it has no step
             step = found.once(Kind.STEP, holdings, block)
@@ -176,49 +184,45 @@ def _squared(parameter: Parameter) -> int:
 
 
 def _by_first_pass(
-    ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, step: Ints, parameters: list[list[Parameter]]
+    ledger: Ledger, found: Found, copies: list[int], home: Ints, step: Ints, parameters: list[list[Parameter]]
 ) -> None:  # fmt: skip
     """Gradients that the first backward pass of a step makes: those that are there at its worst moment, and the rest
     when it is over."""
     sizes = [_bytes_by_block(found.layout, s, own) for s, own in enumerate(parameters)]
-    total = np.array([sum(sizes[h.stage].values()) for h in holdings], dtype=np.int64)
+    stage, _, _ = found.layout.held
+    total = np.array([sum(own.values()) for own in sizes], dtype=np.int64)[stage[copies]]
     # Which of its parameters a stage has here follows from whether it has buckets (`_stored`).
     name = "first pass", tuple(map(found.layout.bucketed, found.layout.stages)), found.layout.service is None
-    ops, there = _first_pass(found, holdings, sizes, name)
+    ops, there = found.earliest(GATHERING)[copies], _at_first_pass(found, copies, sizes, name)
     ledger.add(Value.GRADIENTS, there, home, ops, step, (step,))
     ledger.add_some(Value.GRADIENTS, total[:, None] - there, home, ops, step, late=True)
 
 
-def _beside_the_buckets(
-    ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, parameters: list[Parameter]
-) -> None:  # fmt: skip
+def _beside_the_buckets(ledger: Ledger, found: Found, home: Ints, parameters: list[Parameter]) -> None:
     """What DDP's passes before the last of a step gather: each bucket's goes when the bucket is filled."""
     layout = found.layout
-    known = {p.name: p for p in parameters}
+    known, copies, ops = {p.name: p for p in parameters}, range(len(home)), found.earliest(GATHERING)
     for unit, bucket in enumerate(layout.buckets[0]):
         own = _bytes_by_block(layout, 0, [known[name] for name in bucket.names])
-        ops, there = _first_pass(found, holdings, [own])
-        full = found.own(found.ops(Kind.B, [0], units=[unit]), holdings).max(axis=2)
+        there = _at_first_pass(found, copies, [own])
+        full = found.own(found.ops(Kind.B, [0], units=[unit]), layout.holdings).max(axis=2)
         ledger.add_some(Value.GRADIENTS, there, home, ops, full)
         ledger.add_some(Value.GRADIENTS, bucket.bytes - there, home, ops, full, late=True)
 
 
-def _first_pass(
-    found: Found, holdings: list[Holding], sizes: list[dict[int, int]], name: Hashable = None
-) -> tuple[Ints, Ints]:
-    """The first pass of every step that adds to the gradients of every copy; and of gradients that blocks (of a stage)
-    make, how many bytes are there at its worst moment."""
+def _at_first_pass(
+    found: Found, copies: Sequence[int], sizes: list[dict[int, int]], name: Hashable = None
+) -> Ints:  # fmt: skip
+    """Of gradients that blocks (of a stage) make, how many bytes are there at the worst moment of the first pass of
+    every step that adds to those of every copy."""
     profile, bounds = found.layout.profile, found.layout.plan.bounds
 
     def there(stage: int, samples: int) -> int:
         moment = footprints(profile, samples).worst(*bounds[stage], adds=False)
         return sum(size for block, size in sizes[stage].items() if block >= moment.block)
 
-    stage = [h.stage for h in holdings]
-    begin = found.own(found.gathering(range(len(sizes)))[stage], holdings, empty=NEVER)
-    first = begin.argmin(axis=2)[:, :, None]
-    table = found.own(found.by_size(there, len(sizes), name)[stage], holdings)
-    return np.take_along_axis(begin, first, 2)[:, :, 0], np.take_along_axis(table, first, 2)[:, :, 0]
+    stage, _, _ = found.layout.held
+    return found.by_size(there, len(sizes), name)[stage[copies][:, None], found.first_place[copies]]
 
 
 def _bytes_by_block(layout: Layout, stage: int, parameters: list[Parameter]) -> dict[int, int]:
@@ -240,10 +244,10 @@ def _bytes_by_block(layout: Layout, stage: int, parameters: list[Parameter]) -> 
 
 
 def _block_by_block(
-    ledger: Ledger, found: Found, holdings: list[Holding], home: Ints, step: Ints, parameters: list[list[Parameter]]
+    ledger: Ledger, found: Found, copies: list[int], home: Ints, step: Ints, parameters: list[list[Parameter]]
 ) -> None:  # fmt: skip
     """The same where blocks (with recomputation) or sections of them go back by themselves."""
-    layout = found.layout
+    layout, holdings = found.layout, [found.layout.holdings[number] for number in copies]
     rows = [
         (number, block, size)
         for number, h in enumerate(holdings)

@@ -336,6 +336,12 @@ class Layout:
                 found += [Holding(stage, replica, rank, tuple(lines)) for rank, lines in by_rank.items()]
         return found
 
+    @lasting
+    def held(self) -> tuple[Ints, Ints, Ints]:
+        """Their stages, replicas and ranks."""
+        stage, replica, rank = np.array([holding[:3] for holding in self.holdings], dtype=np.int64).T.copy()
+        return stage, replica, rank
+
     # -- the plan, in other words -----------------------------------------------------------------------------------
 
     @lasting

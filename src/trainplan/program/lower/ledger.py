@@ -36,33 +36,40 @@ class Ledger:
         self.kinds: list[int] = []  # of each piece, as are `lates` and `earlies`
         self.lates: list[bool] = []
         self.earlies: list[bool] = []
-        self.columns: list[tuple[Ints | int, Ints | int, Ints, Ints]] = []  # bytes, rank, maker, end
-        self.readers: list[tuple[Ints, Ints]] = []  # operations, and the values that they read
+        self.sizes: list[Ints] = []
+        self.ranks: list[Ints] = []
+        self.makers: list[Ints] = []
+        self.ends: list[Ints] = []
+        self.readers: list[Ints] = []  # operations, and the values that they read
+        self.read: list[Ints] = []
 
     def add(
         self, kind: Value, size: Ints | int, rank: Ints | int, maker: Ints, end: Ints, readers: tuple[Ints, ...] = (),
         late: bool = False, early: bool = False,
     ) -> Ints:  # fmt: skip
         """One value for each entry of `maker`, and its number. Of `late` and `early` see `Program.value_late`."""
-        count = maker.size
+        count, shape = maker.size, maker.shape
         numbers: Ints = np.arange(self.count, self.count + count)
-        if maker.ndim > 1:
-            numbers = numbers.reshape(maker.shape)
         self.count += count
         self.counts.append(count)
         self.kinds.append(int(kind))  # of a member of an enumeration numpy asks for five attributes in vain
         self.lates.append(late)
         self.earlies.append(early)
-        self.columns.append((size, rank, maker, end))
+        self.sizes.append(_stretched(size, shape).ravel())
+        self.ranks.append(_stretched(rank, shape).ravel())
+        self.makers.append(maker.ravel())
+        self.ends.append(_stretched(end, shape).ravel())
         for reader in readers:
-            self.readers.append((reader, numbers))
-        return numbers
+            self.readers.append(reader.ravel())
+            self.read.append(numbers)
+        return numbers.reshape(shape)
 
     def add_some(
         self, kind: Value, size: Ints, rank: Ints, maker: Ints, end: Ints, late: bool = False, early: bool = False
     ) -> None:
         """The same for values that are nothing but memory: where there are no bytes, or no maker, there is none."""
-        size, rank, end = _stretched(size, maker), _stretched(rank, maker), _stretched(end, maker)
+        shape = maker.shape
+        size, rank, end = _stretched(size, shape), _stretched(rank, shape), _stretched(end, shape)
         some = (maker >= 0) & (size > 0)
         self.add(kind, size[some], rank[some], maker[some], end[some], late=late, early=early)
 
@@ -75,41 +82,30 @@ class Ledger:
         self.lates += [late for _, late in pieces]
         self.earlies += [False] * len(pieces)
         self.counts += counts.tolist()
-        size, rank, maker, end = columns
-        self.columns.append((size, rank, maker, end))
-        self.readers.append((readers, numbers + self.count))
-        self.count += maker.size
+        for column, own in zip((self.sizes, self.ranks, self.makers, self.ends), columns, strict=True):
+            column.append(own)
+        self.readers.append(readers)
+        self.read.append(numbers + self.count)
+        self.count += columns.shape[1]
 
     def reads(self, reader: Ints, numbers: Ints) -> None:
         """Operations that read values; -1: nobody does."""
-        self.readers.append((reader, numbers))
+        self.readers.append(reader.ravel())
+        self.read.append(numbers.ravel())
 
     def close(self, ops: int) -> Values:
-        columns = np.empty((4, self.count), dtype=np.int64)
-        begin = 0
-        for own in self.columns:
-            maker = own[2]
-            end = begin + maker.size
-            for column, part in zip(columns, own, strict=True):
-                if maker.ndim == 1:
-                    column[begin:end] = part
-                else:
-                    column[begin:end].reshape(maker.shape)[...] = part
-            begin = end
-        readers = np.concatenate([reader.ravel() for reader, _ in self.readers])
-        start, items = _group(readers, np.concatenate([numbers.ravel() for _, numbers in self.readers]), ops)
-        size, rank, maker, end_ = columns
-        return Values(
-            np.repeat(np.array(self.kinds, dtype=np.uint8), self.counts), size, rank, maker, end_,
-            np.repeat(self.lates, self.counts), np.repeat(self.earlies, self.counts), Ragged(start, items),
-        )  # fmt: skip
+        start, items = _group(np.concatenate(self.readers), np.concatenate(self.read), ops)
+        size, rank, maker, end = map(np.concatenate, (self.sizes, self.ranks, self.makers, self.ends))
+        kind = np.repeat(np.array(self.kinds, dtype=np.uint8), self.counts)
+        late, early = np.repeat(self.lates, self.counts), np.repeat(self.earlies, self.counts)
+        return Values(kind, size, rank, maker, end, late, early, Ragged(start, items))
 
 
-def _stretched(column: Ints, like: Ints) -> Ints:
-    """A column with the shape of another."""
-    if column.shape == like.shape:
+def _stretched(column: Ints | int, shape: tuple[int, ...]) -> Ints:
+    """A column of that shape."""
+    if isinstance(column, np.ndarray) and column.shape == shape:
         return column
-    found = np.empty(like.shape, dtype=np.int64)
+    found = np.empty(shape, dtype=np.int64)
     found[...] = column
     return found
 

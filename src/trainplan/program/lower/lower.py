@@ -203,8 +203,10 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
     )  # fmt: skip
     op[rest] = of + len(alone)
     entry += first.tolist()
-    members = list(names)
-    group += [numbers.of_sum(*members[name]) for name in which.tolist()]
+    members, of_name = list(names), np.zeros(len(names), dtype=np.int64)
+    for name in dict.fromkeys(which.tolist()):
+        of_name[name] = numbers.of_sum(*members[name])
+    group += of_name[which].tolist()
     # Gathers and scatters are many: one for each group of replicas, step, micro-batch, stage and unit.
     if shared.any():
         own_rows = lists.row[met]

@@ -234,8 +234,10 @@ def _following(row: Ints, send: Ints, take: Ints, get: Ints) -> Ints:
     found = np.full(len(send), -1, np.int64)
     ops = max(send.max(), get.max()) + 1
     key = row * ops + send
-    order = np.argsort(key, kind="mergesort")
-    key = key[order]
+    order = np.arange(len(key))
+    if (key[1:] < key[:-1]).any():  # hardly ever: micro-batches go in the order of their numbers
+        order = np.argsort(key, kind="mergesort")
+        key = key[order]
     for k in range(len(send)):
         if get[k] < 0:
             continue

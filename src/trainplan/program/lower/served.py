@@ -128,7 +128,9 @@ def _pull(ledger: Ledger, service: Service, load: Load, ends: _Ends, workers: In
 def served_pairs(found: Found) -> list[tuple[Ints, Ints]]:
     """The receives and the sends of messages between workers and servers."""
     service = found.layout.service
-    ends = [_Ends(found, service, load, stage) for load in service.loads for stage in load.stages] if service else []
+    if service is None:
+        return []
+    ends = [_Ends(found, service, load, stage) for load in service.loads for stage in load.stages]
     inputs = (
         found.ops(Kind.RECV_INPUT, [0], [0]),
         found.ops(Kind.SEND_INPUT, [0], [0]),

@@ -22,7 +22,7 @@ import numpy as np
 from trainplan.program.lower.activations import activations, carried_apart, recomputed_activations
 from trainplan.program.lower.buckets import held_by_stage
 from trainplan.program.lower.decided import decided
-from trainplan.program.lower.found import NEVER, Found
+from trainplan.program.lower.found import FINAL_FORWARD, FIRST_BACK, FIRST_FORWARD, Found
 from trainplan.program.lower.gradients import gradients, updates
 from trainplan.program.lower.ledger import Ledger, Values
 from trainplan.program.lower.loads import inputs
@@ -32,7 +32,7 @@ from trainplan.program.lower.rows import Entries
 from trainplan.program.lower.served import served_states
 from trainplan.program.lower.shared_out import Shared, gathered, in_stream, scattered, shares
 from trainplan.program.ops import Kind, Value
-from trainplan.program.program import Ints
+from trainplan.program.program import Ints, nonzero
 
 
 def values(found: Found, lists: Entries, ops: Ints, payload: Ints) -> Values:
@@ -72,12 +72,13 @@ def _states(ledger: Ledger, found: Found) -> None:
     profile, layout = found.layout.profile, found.layout
     holdings = layout.holdings
     never = np.full(len(holdings), -1, dtype=np.int64)
-    stage, rank = np.array([(h.stage, h.rank) for h in holdings]).T
+    stage, _, rank = layout.held
     own, stepped, buffers = (column[stage] for column in held_by_stage(profile, layout.plan.bounds))
     if layout.plan.zero:
         own, stepped = shares(layout, own, stepped)
     held = np.round(stepped * profile.state_bytes_per_parameter).astype(np.int64)
-    held *= np.array([layout.steps_at(h.rank) for h in holdings])
+    if layout.service is not None:
+        held *= np.array([layout.steps_at(h.rank) for h in holdings])
     for kind, sizes in ((Value.WEIGHTS, own), (Value.OPTIMIZER, held), (Value.BUFFERS, buffers)):
         ledger.add(kind, sizes, rank, never, never)
     if layout.service is not None:
@@ -88,22 +89,21 @@ def _counts(ledger: Ledger, found: Found) -> None:
     """What the copies of the last stage share: the count before its first backward pass, the loss at the end."""
     layout = found.layout
     final = layout.stages[-1]
-    holdings = [h for h in layout.holdings if h.stage == final]
-    home = np.array([[h.rank] * found.steps for h in holdings])
+    stage, _, rank = layout.held
+    copies = nonzero(stage == final)
+    home = np.repeat(rank[copies][:, None], found.steps, axis=1)
     if layout.counts:
-        count = np.repeat(found.shared(Kind.COUNT, [final]), len(holdings), axis=0)
-        first = found.own(found.backward([final], final=False), holdings, empty=NEVER).min(axis=2)
+        count = np.repeat(found.shared(Kind.COUNT, [final]), len(copies), axis=0)
+        first = found.earliest(FIRST_BACK)[copies]
         ledger.add(Value.TOKEN, 0, home, count, first, (first,))
     if layout.sums_loss:
-        loss = np.repeat(found.shared(Kind.LOSS, [final]), len(holdings), axis=0)
-        forwards = found.forward([final], final=False)
-        over = found.own(found.forward([final]), holdings).max(axis=2)
-        ledger.add(Value.TOKEN, 0, home, over, loss, (loss,))
+        loss = np.repeat(found.shared(Kind.LOSS, [final]), len(copies), axis=0)
+        ledger.add(Value.TOKEN, 0, home, found.latest(FINAL_FORWARD)[copies], loss, (loss,))
         # A step gives its loss to whoever trains, who cannot start the next one before that.
-        first = found.own(forwards, holdings, empty=NEVER).min(axis=2)
+        first = found.earliest(FIRST_FORWARD)[copies]
         if layout.crosses and layout.stepping[final]:  # which begins with the steps that the one before has left to it
             block = next(iter(layout.stepping[final]))
-            step = found.once(Kind.STEP, holdings, block)
+            step = found.once(Kind.STEP, [layout.holdings[copy] for copy in copies], block)
             ledger.add(Value.TOKEN, 0, home, loss, step, (step,))
         ledger.add(Value.TOKEN, 0, home[:, :-1], loss[:, :-1], first[:, 1:], (first[:, 1:],))
 
