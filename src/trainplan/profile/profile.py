@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trainplan import files
 from trainplan.errors import InputError
-from trainplan.profile.interpolate import interpolate
+from trainplan.profile.interpolate import before, through
 from trainplan.profile.recipe import Recipe
 
 Floats = tuple[float, ...]  # one number for each micro-batch size of the profile
@@ -290,7 +290,9 @@ class Profile:
         if quantity not in self.curves:
             why = f"it was {self.kind} without the two parts of backward, which the zero-bubble orders need"
             raise InputError("this profile", why, "schedule=1f1b, or trainplan profile on the device itself")
-        return interpolate(self.samples, [row[last] - row[first] for row in self._rows[quantity]], samples)
+        rows, left = self._rows[quantity], before(self.samples, samples)
+        low, high = rows[left], rows[left + 1] if len(rows) > 1 else rows[left]
+        return through(self.samples, left, low[last] - low[first], high[last] - high[first], samples)
 
     @cached_property
     def _rows(self) -> dict[str, list[list[float]]]:

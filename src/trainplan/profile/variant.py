@@ -275,7 +275,7 @@ def sliced(op: Op, work: Work, choice: Choice, numbers: float = 1.0) -> Op:
     ((8, 16, 8), 0.25, 1024, 256)
     """
     fraction = 1.0 - work.narrow + work.narrow * numbers
-    op = replace(op, precision=choice.precision if numbers < 1 and op.precision == "fp32" else op.precision)
+    precision = choice.precision if numbers < 1 and op.precision == "fp32" else op.precision
     if work.cut in ("rows", "inner", "columns") and len(op.shape) == 3:
         rows, inner, columns = op.shape
         batch = op.flops / (2.0 * rows * inner * columns)
@@ -285,19 +285,16 @@ def sliced(op: Op, work: Work, choice: Choice, numbers: float = 1.0) -> Op:
         after = cut[0] * cut[1] + cut[1] * cut[2], cut[0] * cut[2]
         read, written = (size * new / old for size, new, old in zip((op.read, op.written), after, before, strict=True))
         flops = 2.0 * batch * cut[0] * cut[1] * cut[2]
-        return replace(op, flops=flops, read=round(read * fraction), written=round(written * fraction), shape=cut)
+        read, written = round(read * fraction), round(written * fraction)
+        return Op(op.name, flops, read, written, cut, op.share, precision, op.layout, op.elements)
     parts = choice.tp if work.cut or choice.sequence else 1
     shape = op.shape
     if parts > 1 and shape and op.name.startswith("attention"):
         shape = (max(1, shape[0] // parts), *shape[1:])
-    return replace(
-        op,
-        flops=op.flops / parts,
-        read=round(op.read * fraction / parts),
-        written=round(op.written * fraction / parts),
-        shape=shape,
-        elements=op.elements // parts,
-    )
+    read, written = round(op.read * fraction / parts), round(op.written * fraction / parts)
+    return Op(
+        op.name, op.flops / parts, read, written, shape, op.share, precision, op.layout, op.elements // parts
+    )  # fmt: skip
 
 
 def _parameters(profile: Profile, tp: int, narrow: bool) -> tuple[Parameter, ...]:

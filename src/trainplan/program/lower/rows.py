@@ -189,17 +189,31 @@ def _by_way(layout: Layout) -> list[tuple[Ints, Ints]]:
 
 def _variants(order: Order, recomputed: Bools) -> Ints:
     """Which template each operation of a rank becomes; `recomputed`: whether what it is about is."""
-    kind, stage = order[:, 0], order[:, 2]
-    variant = np.full(len(order), _FORWARD, dtype=np.int64)
-    variant[kind == _I] = _INPUT
-    gathers = (kind == _B) | (kind == _W)
-    forward = kind == _F
-    for one in [stage[0]] if (stage == stage[0]).all() else np.unique(stage):
-        variant[nonzero(forward & (stage == one))[0]] = _FIRST_FORWARD
-        passes = nonzero(gathers & (stage == one))
-        variant[passes] = _LATER
-        variant[passes[0]], variant[passes[-1]] = _FIRST, _LAST
-        if len(passes) == 1:
-            variant[passes] = _ONLY
-    variant[(kind == _W) | ((kind == _B) & recomputed)] += _OTHERWISE
+    return _variant(order[:, 0], order[:, 2], recomputed, int(order[:, 2].max()) + 1)
+
+
+@njit(cache=True)
+def _variant(kind: Ints, stage: Ints, recomputed: Bools, stages: int) -> Ints:
+    """The same."""
+    variant = np.full(len(kind), _FORWARD, np.int64)
+    seen = np.zeros(stages, np.bool_)
+    first, last = np.full(stages, -1, np.int64), np.full(stages, -1, np.int64)
+    for k in range(len(kind)):
+        if kind[k] == _F and not seen[stage[k]]:
+            seen[stage[k]], variant[k] = True, _FIRST_FORWARD
+        elif kind[k] == _I:
+            variant[k] = _INPUT
+        elif kind[k] == _B or kind[k] == _W:
+            variant[k] = _LATER
+            if first[stage[k]] < 0:
+                first[stage[k]] = k
+            last[stage[k]] = k
+    for own in range(stages):
+        if first[own] >= 0:
+            variant[first[own]], variant[last[own]] = _FIRST, _LAST
+            if first[own] == last[own]:
+                variant[first[own]] = _ONLY
+    for k in range(len(kind)):
+        if kind[k] == _W or (kind[k] == _B and recomputed[k]):
+            variant[k] += _OTHERWISE
     return variant
