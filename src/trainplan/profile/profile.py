@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from trainplan import files
 from trainplan.errors import InputError
+from trainplan.lasting import lasting
 from trainplan.profile.interpolate import before, through
 from trainplan.profile.recipe import Recipe
 
@@ -160,6 +161,16 @@ class Parameter:
     ready: float = 1.0  # share of the backward pass of its first block that is over when its gradient is there
     trainable: bool = True
     sliced: bool = False  # each of the ranks that share a block has a slice of it
+
+    @lasting
+    def low(self) -> int:
+        """The first block that uses it."""
+        return min(self.blocks)
+
+    @lasting
+    def high(self) -> int:
+        """The last one."""
+        return max(self.blocks)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ until its start.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
-from trainplan.profile.footprint import Moment, footprints, weights_extra
+from trainplan.profile.footprint import footprints, weights_extra
 from trainplan.profile.profile import Amount, Crossing, Portion, Profile
 from trainplan.program.lower.buckets import kept as known
 from trainplan.program.lower.found import Found
@@ -37,18 +36,18 @@ def activations(ledger: Ledger, found: Found, homes: Ints) -> None:
     kept = found.by_size(lambda s, n: footprints(profile, n).kept(*bounds[s]), len(stages), "kept")
     adds = found.adds(stages)
 
-    def at_worst(part: Callable[[Moment], int], name: str) -> Ints:
-        """Of every pass, at its worst moment."""
+    def at_worst(adding: bool) -> list[Ints]:
+        """Of every pass what is saved, and what passes, at its worst moment."""
 
-        def table(adding: bool) -> Ints:
-            def of(stage: int, samples: Amount) -> int:
-                return part(footprints(profile, samples).worst(*bounds[stage], adding))
+        def of(stage: int, samples: Amount) -> tuple[int, int]:
+            moment = footprints(profile, samples).worst(*bounds[stage], adding)
+            return moment.saved, moment.passing
 
-            return found.by_size(of, len(stages), (name, adding))
+        return found.all_by_size(of, len(stages), ("worst", adding))
 
-        return table(True) if adds.all() else np.where(adds, table(True), table(False))
-
-    there, passing = at_worst(lambda m: m.saved, "saved"), at_worst(lambda m: m.passing, "passing")
+    there, passing = at_worst(True)
+    if not adds.all():
+        there, passing = (np.where(adds, *pair) for pair in zip((there, passing), at_worst(False), strict=True))
     split = found.ops(Kind.I, stages) >= 0 if layout.splits else np.zeros(forward.shape, dtype=bool)
     # Where nothing differentiable comes in, the first part does nothing, and the second is the whole pass.
     parts = split & np.array([any(e.gradients for e in edges) for edges in layout.incoming])[:, None]
@@ -129,22 +128,20 @@ def _in_pieces(ledger: Ledger, found: Found, homes: Ints, stages: list[int], for
     of = [stage for stage, _, _, _ in pieces]
     adds, where = layout.plan.zero < 2, tuple(pieces)
 
-    def at(part: Callable[[Moment], int], name: str) -> Ints:
-        def at_piece(piece: int, samples: Amount) -> int:
-            stage, _, *own = pieces[piece]
-            return part(footprints(profile, samples).worst(*bounds[stage], adds, *own))
+    def at_piece(piece: int, samples: Amount) -> tuple[int, int]:
+        stage, _, *own = pieces[piece]
+        moment = footprints(profile, samples).worst(*bounds[stage], adds, *own)
+        return moment.saved, moment.passing
 
-        return found.by_size(at_piece, len(pieces), (name, adds, where))
-
+    saved, passing = found.all_by_size(at_piece, len(pieces), ("worst by piece", adds, where))
     first, final = np.searchsorted(of, stages), np.searchsorted(of, stages, side="right") - 1
     ops = found.ops(Kind.B, of, units=[number for _, number, _, _ in pieces])
     ops[np.repeat(ops[final] < 0, final - first + 1, axis=0)] = -1  # passes in one piece
-    saved = at(lambda m: m.saved, "saved by piece")
     before = np.roll(saved, 1, axis=0)
     before[first] = kept[stages]
     maker = np.where(ops >= 0, forward[of], -1)
     ledger.add_some(Value.SAVED, before - saved, homes[of], maker, ops, early=True)
-    ledger.add_some(Value.WORKSPACE, at(lambda m: m.passing, "passing by piece"), homes[of], ops, ops)
+    ledger.add_some(Value.WORKSPACE, passing, homes[of], ops, ops)
     return np.asarray(saved[final])
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -60,29 +59,28 @@ def stage_buckets(
     `counts`: how many gradients are in each, whatever the limit."""
 
     def found() -> list[Bucket]:
-        whole = profile.total("backward_s", first, last, samples)
-
-        @cache
-        def of_block(block: int) -> tuple[float, float]:
-            """Seconds of going back through the blocks behind one, and through itself."""
-            later = profile.total("backward_s", block + 1, last, samples)
-            return later, profile.total("backward_s", block, block + 1, samples)
-
-        def ready(parameter: Parameter) -> float:
-            later, own = of_block(min(parameter.blocks))
-            return (later + parameter.ready * own) / whole if whole > 0 else 1.0
-
         # The gradient of a parameter that several blocks use is complete when the earliest of them is through.
-        inside = [p for p in parameters if p.trainable and first <= min(p.blocks) and max(p.blocks) < last]
+        inside = [p for p in parameters if p.trainable and first <= p.low and p.high < last]
+        whole = profile.total("backward_s", first, last, samples)
+        at = {  # seconds of going back through the blocks behind one, and through itself
+            block: (
+                profile.total("backward_s", block + 1, last, samples),
+                profile.total("backward_s", block, block + 1, samples),
+            )
+            for block in {p.low for p in inside}
+        }
+        ready = [1.0] * len(inside)
+        if whole > 0:
+            ready = [(later + p.ready * own) / whole for p in inside for later, own in (at[p.low],)]
         buckets = []
         latest = 0.0
         ends = list(itertools.accumulate(counts))
         ways = [list(range(end - count, end)) for end, count in zip(ends, counts, strict=True)]
         for numbers in ways or fill([p.bytes for p in inside], limit):
             members = [inside[n] for n in numbers]
-            latest = max(latest, *[ready(p) for p in members])
+            latest = max(latest, *[ready[n] for n in numbers])
             names, size = tuple([p.name for p in members]), sum([p.bytes for p in members])
-            block = min([min(p.blocks) for p in members])
+            block = min([p.low for p in members])
             buckets.append(Bucket(names, size, block, min(latest, 1.0), _element(members)))
         return buckets
 

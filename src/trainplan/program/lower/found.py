@@ -187,6 +187,15 @@ class Found:
                 self._tables[name] = found
         return found.take(self.size, axis=1) if len(self._sizes) > 1 else np.repeat(found, self.places, axis=1)
 
+    def all_by_size(self, of: Callable[[int, Any], tuple[int, ...]], count: int, name: Hashable) -> list[Ints]:
+        """The same of several numbers at once."""
+        found = self._tables.get(name)
+        if found is None:
+            table = [[of(thing, size) for size in self._sizes] for thing in range(count)]
+            found = self._tables[name] = np.ascontiguousarray(np.array(table, dtype=np.int64).transpose(2, 0, 1))
+        several = len(self._sizes) > 1
+        return [own.take(self.size, axis=1) if several else np.repeat(own, self.places, axis=1) for own in found]
+
     # -- of copies of stages (in the order of `Layout.holdings`) and steps: of the passes that each copy sees ----------
 
     def earliest(self, which: int) -> Ints:
@@ -208,10 +217,12 @@ class Found:
         """The same of operations in other rows of `numbers`, one row for each of these copies: in `lines`, or of passes
         that are recomputed in `again`; or, where a pass has such an operation, in `second`. (Either may be none.)"""
         _, replica, _ = self.layout.held
-        rows = (np.array(own or (-1,) * len(lines), dtype=np.int64) for own in (lines, again or lines, second))
-        return _latest_of(
-            self.numbers, *rows, self.recomputed, self._sees[copies], replica[copies], self.steps
-        )  # fmt: skip
+        none = (-1,) * len(lines)
+        first, other, late = (np.array(own, dtype=np.int64) for own in (lines, again or lines, second or none))
+        found: Ints = _latest_of(
+            self.numbers, first, other, late, self.recomputed, self._sees[copies], replica[copies], self.steps
+        )
+        return found
 
     @lasting
     def _ends(self) -> tuple[Ints, Ints, Ints]:

@@ -214,8 +214,8 @@ class Layout:
         """Where each block of a stage takes its step alone: block → its weights, each with the first that uses it."""
         found: list[dict[int, tuple[str, ...]]] = [{} for _ in self.stages]
         for stage, parameters in enumerate(self.parameters):
-            for p in sorted((p for p in parameters if p.trainable), key=lambda p: min(p.blocks)):
-                found[stage][min(p.blocks)] = (*found[stage].get(min(p.blocks), ()), p.name)
+            for p in sorted((p for p in parameters if p.trainable), key=lambda p: p.low):
+                found[stage][p.low] = (*found[stage].get(p.low, ()), p.name)
         return found
 
     @lasting

@@ -109,7 +109,7 @@ def units(
     section_of = {block: number for number, (first, last) in enumerate(cut) for block in range(first, last)}
     found: dict[tuple[int, int, int], list[Parameter]] = {}
     for parameter in parameters:
-        low, high = min(parameter.blocks), max(parameter.blocks)
+        low, high = parameter.low, parameter.high
         if parameter.trainable and begin <= low and high < end:
             span = section_of[low], section_of[high]
             found.setdefault((*span, parameter.bytes // parameter.count), []).append(parameter)
