@@ -2,10 +2,15 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synthetic import chain
+from trainplan.plan.plan import plan
 from trainplan.profile.profile import Parameter
+from trainplan.program.check import check
+from trainplan.program.lower import lower
 from trainplan.program.lower.units import sections, units
 
 
@@ -41,3 +46,15 @@ def test_units_cover_the_weights(model, limit: int, sharers: int) -> None:
     own = [sum(p.bytes for p in parameters if len(p.blocks) == 1 and a <= p.blocks[0] < b) for a, b in cut]
     assert all(size >= limit for size in own[:-1])
     assert all(own) or len(cut) == 1
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_replicas_that_share_out_may_lie_on_any_ranks(zero: int) -> None:
+    """What they do together stands in the list of the lowest rank first, which need not be the first replica's."""
+    choices = {"dp": 2, "pp": 2, "micro": 2, "schedule": "gpipe", "stages": (2,), "blocks": 4, "bucket": 1000}
+    anywhere, in_turn = (
+        check(lower(plan(zero=zero, placement=placement, **choices), chain(4), batch=4, steps=2))
+        for placement in ((((3,), (2,)), ((1,), (0,))), None)
+    )
+    assert sorted(map(str, anywhere.ops())) == sorted(map(str, in_turn.ops()))
+    assert sorted(anywhere.value_bytes.tolist()) == sorted(in_turn.value_bytes.tolist())

@@ -44,31 +44,22 @@ class Found:
         self, layout: Layout, steps: int, table: Table, row: Ints, piece: Ints, step: Ints, phase: Ints
     ) -> None:  # fmt: skip
         self.layout, self.steps = layout, steps
-        self.kind, self.rank, self.step = table.kind[row], table.rank[row], step  # of every operation
-        self.unit = table.unit[row]
         plan = layout.plan
         self.places = len(layout.replicas) * steps * plan.pieces
         # Rows of several replicas, or of several bodies, are the same operation for other places.
         names = table.kind << _KIND | table.stage << _STAGE | table.peer + 1 << _PEER | table.unit
         first, line = distinct(names)
         self._line = dict(zip(names[first].tolist(), range(len(first)), strict=True))
-        # One line more, which stays empty: line -1.
-        self.numbers = np.full((len(self._line) + 1, self.places), -1, dtype=np.int64)
-        replica = table.replica  # those that have lists are the first, or all of them
-        self.replica_of = replica[row]  # of every operation, among those that have lists
-        whole = _WHOLE[table.kind][row]
-        ops = nonzero(~whole)
-        place = (self.replica_of[ops] * steps + step[ops]) * plan.pieces + piece[ops]
-        self.numbers[line[row[ops]], place] = ops
-        # What replicas do together is each one's; it stands for the first of them.
-        together = _SHARED_OUT[self.kind[ops]] if plan.zero and len(layout.replicas) > 1 else np.zeros(0, dtype=bool)
-        for later in range(1, min(plan.sharers, len(layout.replicas)) if together.any() else 0):
-            beside = place[together] + later * steps * plan.pieces
-            self.numbers[line[row[ops[together]]], beside] = ops[together]
+        # What replicas do together is each one's, whichever of them it stands for.
+        sharers = min(plan.sharers, len(layout.replicas)) if plan.zero else 1
+        # Of every operation; its replica among those that have lists, which are the first, or all of them.
+        self.kind, self.rank, self.unit, self.replica_of, self.numbers, self.passes, single = _laid_out(
+            table.kind, table.rank, table.unit, table.stage, table.replica, row, step, piece, line, _WHOLE,
+            _SHARED_OUT, len(first), steps, plan.pieces, self.places, plan.depth, sharers,
+        )  # fmt: skip
+        self.step = step
         # What comes once: by (kind, stage, unit) and rank; what all copies do together, whichever stands for it.
         self._once: dict[tuple[int, int, int, int], int] = {}  # → a row of `_by_step`
-        barrier = self.kind == _BARRIER
-        single = nonzero(whole & ~barrier)
         used = np.zeros(len(table.kind), dtype=np.int64)
         used[row[single]] = 1
         own = nonzero(used > 0)
@@ -83,9 +74,10 @@ class Found:
             used[at] = self._once.setdefault((kind, stage, unit, where), len(self._once))
         self._by_step = np.full((len(self._once) + 1, steps), -1, dtype=np.int64)  # the last row stays empty
         self._by_step[used[row[single]], step[single]] = single
-        met = nonzero(barrier)
         self.barriers = np.full((len(layout.replicas), steps, int(phase.max(initial=0)) + 1), -1, dtype=np.int64)
-        self.barriers[replica[row[met]], step[met], phase[met]] = met  # of a replica, in a step, after a phase
+        if layout.in_phases:
+            met = nonzero(self.kind == _BARRIER)
+            self.barriers[self.replica_of[met], step[met], phase[met]] = met  # of a replica, in a step, after a phase
         places = np.arange(self.places)
         self.replica = places // (plan.pieces * steps)  # of every place, among those that have lists
         self.piece = places % plan.pieces
@@ -93,7 +85,6 @@ class Found:
         sizes = tuple(self._sizes)
         self._tables: dict[Hashable, Ints] = kept(layout.profile, ("tables", plan.bounds, sizes), dict)
         self.size = which[np.array(layout.replicas)[self.replica], self.piece]
-        self.passes = _passes_of(self.kind[ops], table.stage[row[ops]], place, ops, plan.depth, self.places)
         self._seen: dict[tuple[int, ...], Bools] = {}  # lines → whether each micro-batch takes one of them
 
     # -- of micro-batches -------------------------------------------------------------------------------------------
@@ -300,29 +291,56 @@ class Found:
 
 
 @njit(cache=True)
-def _passes_of(kind: Ints, stage: Ints, place: Ints, ops: Ints, stages: int, places: int) -> Ints:
-    """Of the passes of every stage and place, from operations in the order of their lists: the first and the final one
-    of forward, the first and the final one of backward, the one that first adds to gradients of weights, and the one
-    after which those of what came in are there. A pass may come in pieces, one after the other; or backward in a part
-    for the input (I) and one for the weights (W)."""
-    found = np.full((6, stages, places), -1, np.int64)
-    for k in range(len(ops)):
-        if kind[k] > _W:
+def _laid_out(
+    row_kind: Ints, row_rank: Ints, row_unit: Ints, row_stage: Ints, row_replica: Ints, row: Ints, step: Ints,
+    piece: Ints, line: Ints, whole: Bools, shared: Bools, lines: int, steps: int, pieces: int, places: int,
+    stages: int, sharers: int,
+) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints]:  # fmt: skip
+    """Kind, rank, unit and replica of every operation, from its row; the operation of every line and place, where one
+    line more stays empty (which is line -1); and of the passes of every stage and place the first and the final one of
+    forward, the first and the final one of backward, the one that first adds to gradients of weights, and the one after
+    which those of what came in are there; and at last the operations that come once a step, but for barriers.
+
+    Operations are in the order of their lists. A pass may come in pieces, one after the other; or backward in a part
+    for the input (I) and one for the weights (W).
+    """
+    count = len(row)
+    kind, rank = np.empty(count, np.int64), np.empty(count, np.int64)
+    unit, replica = np.empty(count, np.int64), np.empty(count, np.int64)
+    numbers, passes = np.full((lines + 1, places), -1, np.int64), np.full((6, stages, places), -1, np.int64)
+    single, singles = np.empty(count, np.int64), 0
+    for op in range(count):
+        r = row[op]
+        kind[op], rank[op], unit[op], replica[op] = row_kind[r], row_rank[r], row_unit[r], row_replica[r]
+        if whole[kind[op]]:
+            if kind[op] != _BARRIER:
+                single[singles] = op
+                singles += 1
             continue
-        own, op = found[:, stage[k], place[k]], ops[k]
-        if kind[k] == _F:
+        place = (replica[op] * steps + step[op]) * pieces + piece[op]
+        if place >= places or (kind[op] <= _W and row_stage[r] >= stages):
+            raise IndexError("an operation of a replica, a micro-batch or a stage that there is none of")
+        numbers[line[r], place] = op
+        if shared[kind[op]]:
+            before = replica[op] % sharers  # of those that share with it
+            for other in range(-before, sharers - before):
+                numbers[line[r], place + other * steps * pieces] = op
+        if kind[op] > _W:
+            continue
+        own = passes[:, row_stage[r], place]
+        if kind[op] == _F:
             if own[FIRST_FORWARD] < 0:
                 own[FIRST_FORWARD] = op
             own[FINAL_FORWARD] = op
-        if (kind[k] == _B or kind[k] == _I) and own[FIRST_BACK] < 0:
+        if (kind[op] == _B or kind[op] == _I) and own[FIRST_BACK] < 0:
             own[FIRST_BACK] = op
-        if kind[k] == _B or kind[k] == _W:
+        if kind[op] == _B or kind[op] == _W:
             own[FINAL_BACK] = op
             if own[GATHERING] < 0:
                 own[GATHERING] = op
-        if kind[k] == _B or (kind[k] == _I and own[GIVING] < 0):
+        if kind[op] == _B or (kind[op] == _I and own[GIVING] < 0):
             own[GIVING] = op
-    return found
+    return kind, rank, unit, replica, numbers, passes, single[:singles]
 
 
 @njit(cache=True)
