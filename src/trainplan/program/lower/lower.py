@@ -43,7 +43,7 @@ from trainplan.program.ops import (
     Lane,
 )
 from trainplan.program.policies import Policy
-from trainplan.program.program import Ints, Program, Ragged, are, nonzero
+from trainplan.program.program import Bools, Ints, Program, Ragged, are, nonzero
 from trainplan.program.staleness import bound_of
 
 _COMPUTE, _SEND, _COLLECTIVE, _PER_REPLICA = map(are, (COMPUTES, SENDS, COLLECTIVES, PER_REPLICA))
@@ -170,16 +170,12 @@ class _Numbers:
 
 def _number(layout: Layout, lists: Entries) -> _Numbers:
     table, plan = lists.table, layout.plan
-    collective = _COLLECTIVE[table.kind][lists.row]
-    alone = nonzero(~collective)
-    together = nonzero(collective)
-    op = np.cumsum(~collective) - 1
+    op, alone, together = _apart(lists.row, _COLLECTIVE[table.kind])
     row = lists.row[together]
     kinds = table.kind[row]
     shared = _SHARED_OUT[kinds]
     numbers, rest = _Groups(layout), together
-    entry: list[int] = []
-    group: list[int] = []
+    entry, group, count = [alone], [np.full(len(alone), -1, dtype=np.int64)], len(alone)
     if shared.any():
         rest, met = together[~shared], together[shared]
         row = lists.row[rest]
@@ -201,12 +197,13 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
     of, first, which = _met(
         rest, lists.step[rest], name_of[row], table.replica[row], table.stage[row], len(names)
     )  # fmt: skip
-    op[rest] = of + len(alone)
-    entry += first.tolist()
+    op[rest] = of + count
+    entry.append(first)
+    count += len(first)
     members, of_name = list(names), np.zeros(len(names), dtype=np.int64)
     for name in dict.fromkeys(which.tolist()):
         of_name[name] = numbers.of_sum(*members[name])
-    group += of_name[which].tolist()
+    group.append(of_name[which])
     # Gathers and scatters are many: one for each group of replicas, step, micro-batch, stage and unit.
     if shared.any():
         own_rows = lists.row[met]
@@ -215,29 +212,43 @@ def _number(layout: Layout, lists: Entries) -> _Numbers:
         for column in (stages, table.kind[own_rows], table.unit[own_rows], lists.step[met], lists.piece[met]):
             number_of = number_of * (int(column.max()) + 1) + column
         begin, place = distinct(number_of)
-        op[met] = len(alone) + len(entry) + place
-        entry += met[begin].tolist()
+        op[met] = count + place
+        entry.append(met[begin])
+        count += len(begin)
         pairs = stages[begin] * plan.dp + sharing[begin]  # few groups do all of them
         of_pair = np.zeros(int(pairs.max()) + 1, dtype=np.int64)
         for pair in dict.fromkeys(pairs.tolist()):
             of_pair[pair] = numbers.of(share_group(layout, *divmod(pair, plan.dp)))
-        group += of_pair[pairs].tolist()
+        group.append(of_pair[pairs])
     # So are barriers: one for each replica, step and phase.
     if layout.in_phases and len(walls):
         replicas, steps, phases = table.replica[lists.row[walls]], lists.step[walls], lists.phase[walls]
         number_of = (replicas * (steps.max() + 1) + steps) * (phases.max() + 1) + phases
         begin, place = distinct(number_of)
-        op[walls] = len(alone) + len(entry) + place
-        entry += walls[begin].tolist()
+        op[walls] = count + place
+        entry.append(walls[begin])
         replicas = replicas[begin]
         for replica in np.unique(replicas).tolist():
             of_replica = numbers.of(replica_group(layout, replica))
-            group += [of_replica] * int((replicas == replica).sum())  # names are in the order of replicas
+            group.append(np.full((replicas == replica).sum(), of_replica))  # names are in the order of replicas
     return _Numbers(
-        op, np.concatenate([alone, np.array(entry, dtype=np.int64)]),
-        np.concatenate([np.full(len(alone), -1, dtype=np.int64), np.array(group, dtype=np.int64)]),
+        op, np.concatenate(entry), np.concatenate(group),
         tuple([here for here, _, _ in numbers.known]), tuple([span for _, span, _ in numbers.known]),
     )  # fmt: skip
+
+
+@njit(cache=True)
+def _apart(row: Ints, collective: Bools) -> tuple[Ints, Ints, Ints]:
+    """Of every entry its operation, where that is no collective; the entries of those, and the others."""
+    op, alone, together = np.empty(len(row), np.int64), np.empty(len(row), np.int64), np.empty(len(row), np.int64)
+    count = 0
+    for entry in range(len(row)):
+        if collective[row[entry]]:
+            together[entry - count], op[entry] = entry, -1
+        else:
+            alone[count], op[entry] = entry, count
+            count += 1
+    return op, alone[:count], together[: len(row) - count]
 
 
 @njit(cache=True)
