@@ -33,8 +33,8 @@ from trainplan.profile.profile import Profile
 from trainplan.search.best_first import Closer
 from trainplan.search.columns import space
 from trainplan.search.floor import floors
-from trainplan.set_aside import set_aside
 from trainplan.situation import profile_for
+from trainplan.uninterrupted import uninterrupted
 
 MODEL = "gpt:layers={layers},hidden=2048,heads=16,seq=1024,vocab=51200"
 THERE, BATCH, LAYERS, PLANS, WARM_UP = "2x8xA100-80", 64, 24, 1000, 20
@@ -68,7 +68,7 @@ def measure(plans: list[Plan], profile: Profile, there: Cluster, count: int) -> 
         setattr(steps, name, _timed(known[name], part, seconds, calls))
     took = []
     try:
-        with set_aside():  # as the search does
+        with uninterrupted():  # as the search does
             for plan in plans[:count]:
                 started = time.process_time()
                 steps.predict(plan, profile, there, BATCH)

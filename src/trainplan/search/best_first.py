@@ -30,9 +30,9 @@ from trainplan.search.floor import Floats, Floors, floors
 from trainplan.search.likely import likely
 from trainplan.search.objective import TIME, Objective
 from trainplan.search.room import room
-from trainplan.set_aside import set_aside
 from trainplan.solve.partition.ranges import Tables
 from trainplan.solve.resolve import draft
+from trainplan.uninterrupted import uninterrupted
 
 Progress = Callable[[str, float], None]
 WORK = 100_000  # passes that are simulated, all in all
@@ -70,7 +70,7 @@ class Outcome:
         return 0.0 if not best else max(0.0, 1 - self.bound / best)
 
 
-@set_aside()
+@uninterrupted()
 def best_first(
     space: Space,
     top: int = 1,
