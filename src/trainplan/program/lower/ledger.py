@@ -48,17 +48,13 @@ class Ledger:
         late: bool = False, early: bool = False,
     ) -> Ints:  # fmt: skip
         """One value for each entry of `maker`, and its number. Of `late` and `early` see `Program.value_late`."""
-        count, shape = maker.size, maker.shape
-        numbers: Ints = np.arange(self.count, self.count + count)
-        self.count += count
-        self.counts.append(count)
-        self.kinds.append(int(kind))  # of a member of an enumeration numpy asks for five attributes in vain
-        self.lates.append(late)
-        self.earlies.append(early)
-        self.sizes.append(_stretched(size, shape).ravel())
-        self.ranks.append(_stretched(rank, shape).ravel())
+        shape = maker.shape
+        numbers: Ints = np.arange(self.count, self.count + maker.size)
+        self._note(kind, late, early, maker.size)
+        self.sizes.append(_stretched(size, shape))
+        self.ranks.append(_stretched(rank, shape))
         self.makers.append(maker.ravel())
-        self.ends.append(_stretched(end, shape).ravel())
+        self.ends.append(_stretched(end, shape))
         for reader in readers:
             self.readers.append(reader.ravel())
             self.read.append(numbers)
@@ -69,9 +65,9 @@ class Ledger:
     ) -> None:
         """The same for values that are nothing but memory: where there are no bytes, or no maker, there is none."""
         shape = maker.shape
-        size, rank, end = _stretched(size, shape), _stretched(rank, shape), _stretched(end, shape)
-        some = (maker >= 0) & (size > 0)
-        self.add(kind, size[some], rank[some], maker[some], end[some], late=late, early=early)
+        found = _some(_stretched(size, shape), _stretched(rank, shape), maker.ravel(), _stretched(end, shape))
+        self._note(kind, late, early, found.shape[1])
+        self._join(found)
 
     def add_found(
         self, pieces: Sequence[tuple[Value, bool]], counts: Ints, columns: Ints, readers: Ints, numbers: Ints
@@ -82,11 +78,24 @@ class Ledger:
         self.lates += [late for _, late in pieces]
         self.earlies += [False] * len(pieces)
         self.counts += counts.tolist()
-        for column, own in zip((self.sizes, self.ranks, self.makers, self.ends), columns, strict=True):
-            column.append(own)
+        self._join(columns)
         self.readers.append(readers)
         self.read.append(numbers + self.count)
         self.count += columns.shape[1]
+
+    def _note(self, kind: Value, late: bool, early: bool, count: int) -> None:
+        self.kinds.append(int(kind))  # of a member of an enumeration numpy asks for five attributes in vain
+        self.lates.append(late)
+        self.earlies.append(early)
+        self.counts.append(count)
+        self.count += count
+
+    def _join(self, columns: Ints) -> None:
+        size, rank, maker, end = columns
+        self.sizes.append(size)
+        self.ranks.append(rank)
+        self.makers.append(maker)
+        self.ends.append(end)
 
     def reads(self, reader: Ints, numbers: Ints) -> None:
         """Operations that read values; -1: nobody does."""
@@ -102,11 +111,26 @@ class Ledger:
 
 
 def _stretched(column: Ints | int, shape: tuple[int, ...]) -> Ints:
-    """A column of that shape."""
-    if isinstance(column, np.ndarray) and column.shape == shape:
-        return column
-    found = np.empty(shape, dtype=np.int64)
-    found[...] = column
+    """A column of that shape, in one row."""
+    if not isinstance(column, np.ndarray) or column.shape != shape:
+        stretched = np.empty(shape, dtype=np.int64)
+        stretched[...] = column
+        column = stretched
+    return column.ravel()
+
+
+@njit(cache=True)
+def _some(size: Ints, rank: Ints, maker: Ints, end: Ints) -> Ints:
+    """Bytes, rank, maker and end of values that are there and are more than nothing."""
+    count = 0
+    for k in range(len(size)):
+        count += maker[k] >= 0 and size[k] > 0
+    found = np.empty((4, count), np.int64)
+    at = 0
+    for k in range(len(size)):
+        if maker[k] >= 0 and size[k] > 0:
+            found[0, at], found[1, at], found[2, at], found[3, at] = size[k], rank[k], maker[k], end[k]
+            at += 1
     return found
 
 
