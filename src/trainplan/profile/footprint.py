@@ -89,8 +89,8 @@ class Footprints:
         """The same for a forward pass that saves nothing, but for what passes between blocks. Inside a block not all
         that it would save is there at once; counting it says no more than the recomputation of that block will."""
         made = [0] * (last - first)
-        for crossing, size in zip(self.profile.crossings, self.size, strict=True):
-            if first <= crossing.producer < last:
+        for crossing, size in self._touching(first, last):
+            if first <= crossing.producer:
                 made[crossing.producer - first] += size
         levels = accumulate(made)
         extras = (s + w for s, w in zip(self.saved[first:last], self.forward_workspace[first:last], strict=True))
@@ -120,12 +120,19 @@ class Footprints:
         )
         return max(0, most - self.halfway(first, last))
 
+    def _touching(self, first: int, last: int) -> list[tuple[Crossing, int]]:
+        """What is made, read or passes by in these blocks, with its bytes."""
+        known: dict[tuple[str, int, int], list[int]] = self.profile.known_stages
+        key, crossings = ("touching", first, last), self.profile.crossings
+        if key not in known:
+            some = enumerate(crossings)
+            known[key] = [number for number, c in some if c.producer < last and c.consumers[-1] >= first]
+        return [(crossings[number], self.size[number]) for number in known[key]]
+
     def _moments(self, first: int, last: int, adds: bool) -> list[Moment]:
         # Each list: what is alive more at a block than at the one before it.
         saved, flowing = [*self.saved[first:last], 0], [0] * (last - first + 1)
-        for crossing, size in zip(self.profile.crossings, self.size, strict=True):
-            if crossing.producer >= last or crossing.consumers[-1] < first:
-                continue
+        for crossing, size in self._touching(first, last):
             readers = [b for b in crossing.consumers if first <= b < last]
             if stays(crossing, first, last):
                 saved[min(b for b in crossing.saved_by if b >= first) - first] += size
@@ -144,8 +151,8 @@ class Footprints:
         if key not in self._forward:
             alive = [*self.saved[first:last], 0]
             outgoing = 0  # stays as well, and is not counted here
-            for crossing, size in zip(self.profile.crossings, self.size, strict=True):
-                if not first <= crossing.producer < last:
+            for crossing, size in self._touching(first, last):
+                if crossing.producer < first:
                     continue
                 alive[crossing.producer - first] += size
                 if crossing.consumers[-1] >= last:
