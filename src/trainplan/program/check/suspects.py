@@ -35,7 +35,7 @@ def suspects(view: View) -> list[bool]:
             p.bytes, p.group, p.version, p.waits, p.lists.start, p.lists.items, p.reads.start, p.reads.items,
             p.value_kind, p.value_rank, p.value_maker, p.value_end, p.staleness, view.place, view.member_place,
             view.listed, wiring.free, wiring.unmet, wiring.successor_start, wiring.successor_items,
-            wiring.member_start, wiring.member_items,
+            wiring.member_start, wiring.member_items, wiring.attended,
         ).tolist()
     )  # fmt: skip
 
@@ -46,7 +46,7 @@ def _suspects(
     peer_stage: Ints, rank: Ints, peer: Ints, bytes_: Ints, group: Ints, version: Ints, waits: Bools, list_start: Ints,
     list_items: Ints, read_start: Ints, read_items: Ints, value_kind: NDArray[np.uint8], value_rank: Ints, maker: Ints,
     end: Ints, staleness: int, place: Ints, member_place: Small, listed: Bools, free: Bools, unmet: Small,
-    successor_start: Small, successor_items: Small, member_start: Small, member_items: Small,
+    successor_start: Small, successor_items: Small, member_start: Small, member_items: Small, attended: Small,
 ) -> Bools:  # fmt: skip
     found, world = np.zeros(12, np.bool_), len(list_start) - 1
     exact, batch, passed, walk, line, home, turn = as_names(job, step, pipeline, stage, micro, slice_, unit)
@@ -81,7 +81,8 @@ def _suspects(
     )  # fmt: skip
     found[_FRESH] = stale.any()
     done = run_without_time(
-        list_start, list_items, waits, free, unmet.copy(), successor_start, successor_items, member_start, member_items
+        list_start, list_items, waits, free, unmet.copy(), successor_start, successor_items, member_start,
+        member_items, attended.copy(), rank, group >= 0,
     )  # fmt: skip
     found[_ENDS] = not done.all()
     found[_ORDERED] = not order.in_order(list_start, list_items, group, listed)
