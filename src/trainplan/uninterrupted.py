@@ -2,7 +2,7 @@
 
 Whoever predicts thousands of plans keeps much of what he works out (rows of stages, prices, footprints), in objects
 that are never garbage. The collector takes them for a reason to look through all of these again, and through all that
-was imported, which took an eighth of 1,000 predictions. It is for what refers to itself in a circle; everything else
+was imported, which took a tenth of 1,000 predictions. It is for what refers to itself in a circle; everything else
 goes as soon as nobody needs it. Predictions make no circles (`tests/predict/test_thousand.py`).
 """
 
