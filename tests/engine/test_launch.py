@@ -55,10 +55,11 @@ def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path, monkeyp
     ("trouble", "chosen", "noticed"),
     [
         ("raise on rank 1", PIPELINE, ""),
+        ("build on rank 1", PIPELINE, ""),
         pytest.param("kill on rank 1", PIPELINE, "waiting for rank 1 failed", marks=pytest.mark.slow),
         ("kill on rank 1", REPLICAS, "rank-0: .*Connection (closed|reset) by peer"),
     ],
-    ids=["raises in a pipeline", "is killed in a pipeline", "is killed among replicas"],
+    ids=["raises in a pipeline", "raises when it is built", "is killed in a pipeline", "is killed among replicas"],
 )
 def test_a_failing_rank_stops_all_ranks(
     trouble: str, chosen: Plan, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: str
@@ -74,7 +75,9 @@ def test_a_failing_rank_stops_all_ranks(
     assert processes(tmp_path) == []
     if not noticed:
         assert "rank 1 failed" in str(error.value)
-        assert str(error.value).strip().endswith("ValueError: the user's loss went wrong")
+        wrong = "function" if trouble.startswith("build") else "loss"
+        assert "Traceback (most recent call last)" in str(error.value)
+        assert str(error.value).strip().endswith(f"ValueError: the user's {wrong} went wrong")
     else:
         assert "rank 1 was killed (SIGKILL)" in str(error.value)
         # The other one says what it noticed, unless torchrun was faster in ending it.

@@ -55,6 +55,9 @@ def inputs(samples: int, seed: int):
 
 
 def build() -> dict:
+    if os.environ.get("TROUBLE") == "build on rank 1" and os.environ.get("RANK") == "1":
+        Path(os.environ["MOMENT"]).write_text(str(time.time()))
+        raise ValueError("the user's function went wrong")
     return {"model": Net(), "inputs": inputs, "loss": loss, "batch": 8, "optimizer": "sgd", "lr": 0.1}
 
 

@@ -63,7 +63,7 @@ def _links(cluster: Cluster, change: Callable[[Link], Link], inside: bool = True
 
 def _rate(inside: bool, network: bool) -> Change:
     def change(cluster: Cluster, key: str, value: Value) -> Cluster:
-        rate = parse_rate(value, positive=True)
+        rate = _speed(value)
         return _links(cluster, lambda link: replace(link, rate=rate, source=_given(link, "rate")), inside, network)
 
     return change
@@ -71,7 +71,7 @@ def _rate(inside: bool, network: bool) -> Change:
 
 def _latency(inside: bool, network: bool) -> Change:
     def change(cluster: Cluster, key: str, value: Value) -> Cluster:
-        latency = parse_seconds(value)
+        latency = _seconds(value)
         return _links(
             cluster, lambda link: replace(link, latency_s=latency, source=_given(link, "latency")), inside, network
         )
@@ -80,7 +80,7 @@ def _latency(inside: bool, network: bool) -> Change:
 
 
 def _message(cluster: Cluster, key: str, value: Value) -> Cluster:
-    seconds = parse_seconds(value)
+    seconds = _seconds(value)
     return _links(cluster, lambda link: replace(link, message_s=seconds))
 
 
@@ -163,15 +163,31 @@ def _backend(cluster: Cluster, key: str, value: Value) -> Cluster:
 
 
 def _dispatch(cluster: Cluster, key: str, value: Value) -> Cluster:
-    return replace(cluster, dispatch_s=parse_seconds(value))
+    return replace(cluster, dispatch_s=_seconds(value))
 
 
 def _size(value: Value) -> int:
-    return parse_bytes(value, positive=True)
+    return parse_bytes(_with_unit(value, "GiB"), positive=True)
+
+
+def _room(value: Value) -> int:
+    return parse_bytes(_with_unit(value, "MiB"))
 
 
 def _speed(value: Value) -> float:
-    return parse_rate(value, positive=True)
+    return parse_rate(_with_unit(value, "GB/s"), positive=True)
+
+
+def _seconds(value: Value) -> float:
+    return parse_seconds(_with_unit(value, "us"))
+
+
+def _with_unit(value: Value, unit: str) -> Value:
+    """A value that is typed says what it counts: whoever types link=25 means no bytes per second."""
+    text = value.strip() if isinstance(value, str) else ""
+    if text.replace(".", "", 1).isdigit() and float(text) > 0:
+        raise InputError(text, "it has no unit", f"{text}{unit}")
+    return value
 
 
 def _number(value: Value) -> float:
@@ -202,7 +218,7 @@ KEYS: dict[str, tuple[str, Change]] = {
     "memory": ("memory of a device", _devices("memory_bytes", _size, "memory")),
     "memory_rate": ("memory bandwidth of a device", _devices("memory_rate", _speed, "memory_rate")),
     "host_link": ("rate between a device and its host, one direction", _devices("host_rate", _speed, "host_link")),
-    "context": ("memory taken before the first tensor", _devices("context_bytes", parse_bytes, "context")),
+    "context": ("memory taken before the first tensor", _devices("context_bytes", _room, "context")),
     "price": ("price of one device for an hour", _devices("price_per_hour", _number, "price")),
     "node_price": ("price of a whole node for an hour", _nodes("price_per_hour", _number, "price_per_hour")),
     "host_memory": ("memory of a host", _nodes("host_memory_bytes", _size, "host_memory")),

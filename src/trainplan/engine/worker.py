@@ -34,6 +34,7 @@ from trainplan.errors import TrainplanError
 from trainplan.plan.rules import of_replicas
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.reference import Reference
+from trainplan.workload.user import own_frames
 from trainplan.workload.workload import Batch, Workload
 
 # A rank that lost another waits so long before it ends, so that torchrun sees the other first (and then ends us).
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             _run(job, out)
         except BaseException as error:
-            text = f"error: {error}\n" if isinstance(error, TrainplanError) else traceback.format_exc()
+            text = _told(error)
             lost = is_lost(error)
             files.write_text(out / f"rank-{rank}.{'lost' if lost else 'error'}", text)
             _pass_on(text, lost, out)
@@ -73,6 +74,19 @@ def main(arguments: list[str] | None = None) -> None:
             os._exit(2 if isinstance(error, TrainplanError) else 1)
         finally:
             sys.stdout, sys.stderr = plain
+
+
+def _told(error: BaseException) -> str:
+    """What a rank says that fails: its traceback, or the sentence of an error of ours; and where the user's own code
+    raised what led to that, its traceback after it."""
+    if not isinstance(error, TrainplanError):
+        return "".join(traceback.format_exception(error))
+    text, cause = f"error: {error}\n", error.__cause__ or error.__context__
+    while isinstance(cause, TrainplanError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None or not own_frames(cause):
+        return text
+    return text + "".join(traceback.format_exception(type(cause), cause, cause.__traceback__, chain=False))
 
 
 def _pass_on(text: str, lost: bool, out: Path) -> None:

@@ -75,8 +75,8 @@ def renamed(usual: Lines, table: tuple[int, ...]) -> Lines | None:
 @lru_cache(maxsize=1024)
 def placement(dp: int, local: Lines, tp: int = 1) -> Placement:
     """The table of so many replicas, whose stages have so many ranks each. Plans share it: it is as long as there are
-    ranks."""
-    places = 1 + max(max(line) for line in local)
+    ranks. One without stages is no plan, and whoever says so names it by its table: that is empty."""
+    places = 1 + max((place for line in local for place in line), default=-1)
     groups = list(zip(*(range(first, places * dp * tp, tp) for first in range(tp)), strict=True))  # by place, replica
     by_line = [zip(*(groups[place * dp : (place + 1) * dp] for place in line), strict=True) for line in local]
     return tuple(itertools.chain.from_iterable(zip(*by_line, strict=True)))

@@ -168,9 +168,9 @@ def _lost(workload: Workload, output: Any, targets: Any) -> tuple[Tensor, int]:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(id(t), t), lambda t: t):
             loss = workload.loss.function(output, targets)
     except Exception as error:
-        why = f"with tensors that have shapes and no values it raises {_first_line(error)}"
-        instead = "a loss that does not look at values, of a model whose shapes do not depend on them"
-        raise ModelError(f"the loss of {workload.name}", why, instead) from None
+        why = f"it raises {_first_line(error)}; it was called with tensors that have shapes and no values"
+        instead = "mending it, if it raises with values, too; else a loss that does not look at them"
+        raise ModelError(f"the loss of {workload.name}", why, instead) from error
     given = {id(leaf) for leaf in pytree.tree_leaves((output, targets))}
     return loss, sum(tensor.nbytes for number, tensor in kept.items() if number not in given)
 

@@ -217,14 +217,19 @@ def _mended(error: BaseException, place: str) -> str:
 
 def _raised(what: str, error: BaseException) -> ModelError:
     """The error of the user's code, with the last place that is theirs."""
-    frames = traceback.extract_tb(error.__traceback__)
-    paths = sysconfig.get_paths()
-    foreign = (str(Path(__file__).parent), paths["stdlib"], paths["purelib"], paths["platlib"], "<frozen")
-    theirs = [frame for frame in frames if not frame.filename.startswith(foreign)] or frames
+    theirs = own_frames(error) or traceback.extract_tb(error.__traceback__)
     place = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({error.filename}:{error.lineno})"
     return ModelError(what, f"it raised {type(error).__name__}: {error}{place}", _mended(error, place))
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where an error went through the user's own code: neither ours, nor that of Python and of what is installed."""
+    paths = sysconfig.get_paths()
+    foreign = (str(Path(__file__).parents[1]), paths["stdlib"], paths["purelib"], paths["platlib"], "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith(foreign)]
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
