@@ -211,7 +211,7 @@ def test_a_loss_under_ssp_is_repeated(tmp_path: Path) -> None:
 def test_a_stalled_worker_blocks_the_others_exactly_at_the_bound_of_ssp(tmp_path: Path) -> None:
     """While worker 1 stands still before its second step, worker 0 is released once more than the bound says it leads
     by, and then only when worker 1 has pushed again."""
-    ran(SSP, tmp_path, VICTIM="1", AT="11", STALL="1.5")
+    ran(SSP, tmp_path, VICTIM="1", AT="11", STALL="1.5", UNTIL="0:2")
     (record,) = replays(SSP, tmp_path)
     second = next(place for place, e in enumerate(record) if (e.worker, e.number) == (1, 1))
     before = record[:second]

@@ -26,7 +26,7 @@ SAID = "NCCL above one rank is not tested"
 
 
 def test_readme_says_the_same() -> None:
-    assert SAID in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert SAID in " ".join((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -227,7 +227,7 @@ def _raised(what: str, error: BaseException) -> ModelError:
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Where an error went through the user's own code: neither ours, nor that of Python and of what is installed."""
     paths = sysconfig.get_paths()
-    foreign = (str(Path(__file__).parents[1]), paths["stdlib"], paths["purelib"], paths["platlib"], "<")
+    foreign = (str(Path(__file__).parents[1]), paths["stdlib"], paths["purelib"], paths["platlib"], "<frozen")
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if not frame.filename.startswith(foreign)]
 
