@@ -10,9 +10,9 @@ Two ways of playing, with the same answer where both apply:
 
 * `_play_lists`: every order is fixed by the lists, so each operation's times follow from those before it: one pass
   over the graph, in any order that respects it. Only flows are taken in the order of time. This is what a search uses.
-* `events.play`: in the order of time, with an event queue. It is needed where a rank decides by a policy, and where
-  communication and compute on the same rank slow each other down, since then a duration depends on what goes on
-  meanwhile.
+* `events.play`: in the order of time, with an event queue. It is needed where a rank decides by a policy, where hosts
+  attend to collectives, and where communication and compute on the same rank slow each other down, since then a
+  duration depends on what goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from trainplan.cluster.cluster import Slowdown
 from trainplan.errors import ProgramError
 from trainplan.predict import events
 from trainplan.predict.flows import JOIN, Flows, balance, leave, no_flows
-from trainplan.program.ops import COLLECTIVES, COMPUTES, RECEIVES, Kind
+from trainplan.program.ops import COMPUTES, RECEIVES, Kind
 from trainplan.program.program import Program, are
 from trainplan.program.timeline import Event, Timeline
-from trainplan.program.wiring import Wiring, go_on, hear, wire
+from trainplan.program.wiring import Wiring, go_on, wire
 
 Floats = NDArray[np.float64]
-_COMPUTE, _COLLECTIVE = are(COMPUTES), are(COLLECTIVES)
+_COMPUTE = are(COMPUTES)
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,13 @@ def play(
     run = np.ascontiguousarray(run, dtype=np.float64)
     issue = np.zeros(len(program)) if issue is None else np.ascontiguousarray(issue, dtype=np.float64)
     slows = slowdown is not None and slowdown != Slowdown()
-    if slows or wiring.free.any():
+    if slows or program.hosts_attend or wiring.free.any():
         start, end, order = events.play(program, wiring, run, issue, slowdown or Slowdown(), flows)
     else:
         start, end, order = _play_lists(
             program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet,
             wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items, run, issue,
             flows.card_start, flows.card_items, flows.share, np.minimum(flows.lead, run), flows.cards,
-            wiring.attended, program.rank, _COLLECTIVE[program.kind],
         )  # fmt: skip
     if len(order) < len(program):
         raise ProgramError(
@@ -106,8 +105,7 @@ def play(
 def _play_lists(
     list_start: NDArray, list_items: NDArray, waits: NDArray, free: NDArray, unmet0: NDArray, succ_start: NDArray,
     succ_items: NDArray, member_start: NDArray, member_items: NDArray, run: Floats, issue: Floats, card_start: NDArray,
-    card_items: NDArray, share: Floats, lead: Floats, cards: int, attended0: NDArray, rank_of: NDArray,
-    collective: NDArray,
+    card_items: NDArray, share: Floats, lead: Floats, cards: int,
 ) -> tuple[Floats, Floats, NDArray]:  # fmt: skip
     n, world = len(run), len(list_start) - 1
     unmet = unmet0.copy()
@@ -116,7 +114,6 @@ def _play_lists(
     order = np.empty(n, np.int64)
     done = 0
     host = np.zeros(world)  # when the host of a rank is free to issue
-    attended, heard, kept = attended0.copy(), np.zeros(len(attended0)), np.zeros(world, np.bool_)
     cursor = list_start[:-1].copy()
     stack = np.empty(n, np.int32)
     top = 0
@@ -130,8 +127,8 @@ def _play_lists(
     serial = 0
     for rank in range(world):
         top = go_on(
-            rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top, attended,
-            heard, kept,
+            rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top, False, unmet,
+            host, free,
         )  # fmt: skip
     while True:
         while top > 0:
@@ -156,22 +153,14 @@ def _play_lists(
                 if unmet[after] == 0:
                     stack[top] = after
                     top += 1
-                if len(attended) > 0 and hear(after, over, collective[op], attended, heard):
-                    rank = rank_of[after]
-                    if not kept[rank]:
-                        top = go_on(
-                            rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack,
-                            top, attended, heard, kept,
-                        )  # fmt: skip
             if waits[op]:
                 for k in range(member_start[op], member_start[op + 1]):
                     rank = member_items[k]
-                    kept[rank] = False
                     if over > host[rank]:
                         host[rank] = over
                     top = go_on(
                         rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top,
-                        attended, heard, kept,
+                        False, unmet, host, free,
                     )  # fmt: skip
         # All that is known by now has been played; what is left waits for a flow. The next thing to happen to the
         # flows is therefore the next in the queue: whatever comes later is a consequence of it.

@@ -109,6 +109,7 @@ def _play(
     order = np.empty(n, np.int64)
     done = 0
     host = np.zeros(world)
+    attends = len(attended0) > 0
     attended, heard, kept = attended0.copy(), np.zeros(len(attended0)), np.zeros(world, np.bool_)
     cursor = list_start[:-1].copy()
     # Compute on each rank: the operation that runs, what is left of it, since when at what speed.
@@ -136,8 +137,8 @@ def _play(
             top += 1
     for rank in range(world):
         top = go_on(
-            rank, cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue, todo, top, attended,
-            heard, kept,
+            rank, cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue, todo, top, attends,
+            attended, heard, kept,
         )  # fmt: skip
     now = 0.0
     while True:
@@ -223,11 +224,11 @@ def _play(
                 if unmet[after] == 0:
                     todo[top] = after
                     top += 1
-                told = len(attended) > 0 and hear(after, now, noise[op] == _COLLECTIVE, attended, heard)
+                told = attends and noise[op] == _COLLECTIVE and hear(after, now, attended, heard)
                 if told and not kept[rank_of[after]]:
                     top = go_on(
                         rank_of[after], cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue,
-                        todo, top, attended, heard, kept,
+                        todo, top, attends, attended, heard, kept,
                     )  # fmt: skip
             if pushes[op] >= 0:
                 applied[rank, pushes[op]] = op
@@ -259,7 +260,7 @@ def _play(
                         host[member] = now
                     top = go_on(
                         member, cursor, list_start, list_items, waits, free, unmet, host, ready, issued, issue, todo,
-                        top, attended, heard, kept,
+                        top, attends, attended, heard, kept,
                     )  # fmt: skip
         # Compute that starts or stops changes the speed of communication that its rank takes part in.
         if hindered and noise[op] == _COMPUTE:

@@ -147,20 +147,22 @@ def _successors(
 @njit(cache=True, inline="always")
 def go_on(
     rank: int, cursor: Ints, list_start: Ints, list_items: Ints, waits: Bools, free: Bools, unmet: Small, host: Floats,
-    ready: Floats, issued: Floats, issue: Floats, stack: Small, top: int, attended: Small, heard: Floats, kept: Bools,
+    ready: Floats, issued: Floats, issue: Floats, stack: Small, top: int, attends: bool, attended: Small, heard: Floats,
+    kept: Bools,
 ) -> int:  # fmt: skip
     """Let the host of a rank go on, up to and with the next operation that it waits for, or up to one before which it
     waits for collectives (`attended` is how many of them are not over).
 
     What can run now is put on the stack, whose new height is returned. `ready` is when everything that an operation
     waits for is there, `issued` when its host has finished issuing it, `heard` when the last of the collectives that
-    its host waits for was over; a host that is `kept` has issued an operation that it waits for.
+    its host waits for was over; a host that is `kept` has issued an operation that it waits for. Where hosts do not
+    attend to collectives, the last three are not looked at: a constant `attends` leaves nothing of them in the code.
     """
     if free[rank]:
         return top
     while cursor[rank] < list_start[rank + 1]:
         op = list_items[cursor[rank]]
-        if len(attended) > 0:
+        if attends:
             if attended[op] > 0:
                 break
             if heard[op] > host[rank]:
@@ -176,18 +178,19 @@ def go_on(
             stack[top] = op
             top += 1
         if waits[op]:
-            kept[rank] = True
+            if attends:
+                kept[rank] = True
             break
     return top
 
 
 @njit(cache=True, inline="always")
-def hear(after: int, over: float, collective: bool, attended: Small, heard: Floats) -> bool:
-    """Something that an operation waits for is over: whether its host has now heard of all that it waits for.
+def hear(after: int, over: float, attended: Small, heard: Floats) -> bool:
+    """A collective that an operation waits for is over: whether its host has now heard of all that it waits for.
 
     A collective and what computes hold no resource in common, so whoever computes after one reads what it makes.
     """
-    if not collective or attended[after] == 0:
+    if attended[after] == 0:
         return False
     attended[after] -= 1
     if over > heard[after]:
@@ -213,7 +216,7 @@ def run_without_time(
     n, world = len(unmet), len(list_start) - 1
     done = np.zeros(n, np.bool_)
     nothing = np.zeros(n)  # seconds: nothing takes any, and everything happens at once
-    kept = np.zeros(world, np.bool_)
+    attends, kept = len(attended) > 0, np.zeros(world, np.bool_)
     host = np.zeros(world)
     cursor = list_start[:-1].copy()
     stack = np.empty(n, np.int32)
@@ -225,7 +228,7 @@ def run_without_time(
     for rank in range(world):
         top = go_on(
             rank, cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing, nothing, stack, top,
-            attended, nothing, kept,
+            attends, attended, nothing, kept,
         )  # fmt: skip
     while top > 0:
         top -= 1
@@ -237,16 +240,17 @@ def run_without_time(
             if unmet[after] == 0:
                 stack[top] = after
                 top += 1
-            if len(attended) > 0 and hear(after, 0.0, collective[op], attended, nothing) and not kept[rank_of[after]]:
+            told = attends and collective[op] and hear(after, 0.0, attended, nothing)
+            if told and not kept[rank_of[after]]:
                 top = go_on(
                     rank_of[after], cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing, nothing,
-                    stack, top, attended, nothing, kept,
+                    stack, top, attends, attended, nothing, kept,
                 )  # fmt: skip
         if waits[op]:
             for k in range(member_start[op], member_start[op + 1]):
                 kept[member_items[k]] = False
                 top = go_on(
                     member_items[k], cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing,
-                    nothing, stack, top, attended, nothing, kept,
+                    nothing, stack, top, attends, attended, nothing, kept,
                 )  # fmt: skip
     return done
