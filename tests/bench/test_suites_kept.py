@@ -1,5 +1,6 @@
 """What the suite said on many cores, and on slices of a GPU: hits, regret and errors, as the docs have them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,18 @@ def test_on_slices_the_pick_is_the_fastest_or_as_good() -> None:
     ways = of("suite-slices-16-cores", again=True)
     assert ways["ours"]["hits"] >= 0.9 * ways["ours"]["cases"]
     assert ways["ours"]["mean_regret"] < 0.03
+
+
+def test_what_hosts_take_on_slices_is_as_the_page_has_it() -> None:
+    """Predicted, and the slowest rank's median of steps that were not recorded, in milliseconds."""
+    found = {
+        (row["workload"].partition(":")[0], row["kind"]): (row["predicted_s"] * 1e3, max(row["unrecorded_s"]) * 1e3)
+        for row in json.loads((KEPT / "slices.json").read_text())["data"]["rows"]
+    }
+    assert found["resnet18", "single"] == pytest.approx((21.2, 21.6), abs=0.1)
+    page = (KEPT.parents[1] / "docs" / "accuracy.md").read_text()
+    for kind, (small, large) in {"1f1b": ((20, 29), (54, 65)), "interleaved": ((29, 59), (79, 103))}.items():
+        assert found["resnet18", kind] == pytest.approx(small, abs=0.6)
+        assert found["vgg11", kind] == pytest.approx(large, abs=0.6)
+    told = "1F1B of ResNet-18 20 and 29 ms, of VGG-11 54 and 65; interleaved 29 and 59, 79 and 103"
+    assert told in " ".join(page.split())
