@@ -5,9 +5,11 @@
     python benchmarks/thousand.py --plans 40       fewer of them
 
 The plans are drawn without replacement from those with which the search would have all 16 A100s of two nodes train a
-GPT of 24 layers: dp × tp × pp, sequence, every order of work, micro-batches, recomputation, zero. Seconds are those of
-one core (CPU seconds of the process), so they say nearly the same on a machine that is shared; numba has compiled. What
-plans share (rows of stages, orders of work, profiles of ranks that share blocks) is not known before the first of them.
+GPT of 24 layers: dp × tp × pp, sequence, every order of work, micro-batches, recomputation, zero. Seconds of parts are
+those of one core (CPU seconds of the process), so they say nearly the same on a machine that is shared; numba has
+compiled. What plans share (rows of stages, orders of work, profiles of ranks that share blocks) is not known before the
+first of them. Then the same plans on all cores at once (`predict/many.py`): seconds that pass, which others on the same
+cores make more of, and CPU seconds of all processes.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,8 +30,10 @@ import numpy as np
 from trainplan.bench.command import command
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.parse import cluster
+from trainplan.cluster.probe.machine import cores
 from trainplan.plan.plan import Plan
 from trainplan.predict import predict as steps
+from trainplan.predict.many import predictions
 from trainplan.profile.profile import Profile
 from trainplan.search.best_first import Closer
 from trainplan.search.columns import space
@@ -84,6 +89,21 @@ def measure(plans: list[Plan], profile: Profile, there: Cluster, count: int) -> 
     }  # fmt: skip
 
 
+def at_once(plans: list[Plan], profile: Profile, there: Cluster, count: int) -> dict[str, Any]:
+    """Seconds of the first so many predictions on all cores, none of which knows anything of these plans before."""
+    profile = replace(profile)
+    started, own, others = time.perf_counter(), time.process_time(), _of_children()
+    predictions(plans[:count], profile, there, BATCH)
+    passed = time.perf_counter() - started
+    return {"cores": cores(), "passed_s": passed, "cpu_s": time.process_time() - own + _of_children() - others}
+
+
+def _of_children() -> float:
+    """CPU seconds of processes that were started here, and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _timed(
     function: Callable[..., Any], part: str, seconds: Counter[str], calls: Counter[str]
 ) -> Callable[..., Any]:  # fmt: skip
@@ -105,11 +125,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args(arguments)
-    found = measure(*drawn(chosen.plans + WARM_UP, chosen.layers), chosen.plans)
+    some = drawn(chosen.plans + WARM_UP, chosen.layers)
+    found = measure(*some, chosen.plans)
+    found["at_once"] = together = at_once(*some, chosen.plans)
     print(f"{chosen.plans} plans on {THERE}: {found['seconds']:.2f} s of one core, mean {found['mean_ms']:.2f} ms, "
           f"median {found['median_ms']:.2f}, nine of ten below {found['p90_ms']:.2f}")  # fmt: skip
     for part, seconds in found["parts"].items():
         print(f"  {part:10}{1e3 * seconds / chosen.plans:8.2f} ms a plan")
+    print(f"at once on {together['cores']} cores: {together['passed_s']:.2f} s passed, "
+          f"{together['cpu_s']:.2f} s of all cores together")  # fmt: skip
     if chosen.out:
         import torch
 

@@ -175,3 +175,5 @@ def test_the_benchmark_says_where_time_goes(some: Any, tmp_path: Path, monkeypat
     assert found["calls"]["play"] == 24  # once more as if communication were free
     assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
     assert {"machine", "made", "command"} <= set(found)
+    assert found["at_once"]["cores"] >= 1
+    assert 0 < found["at_once"]["cpu_s"] < found["at_once"]["cores"] * found["at_once"]["passed_s"] + 1

@@ -137,17 +137,17 @@ def occupancy(played: Played, at: int, rank: int, plan: Plan, profile: Profile, 
 
 class Tools:
     """The occupancy of a device, played when it is first asked for: it takes as long as a prediction. Until then what
-    was played stays, and no longer."""
+    it is played from stays, and no longer."""
 
-    def __init__(self, played: Played, at: int, rank: int, plan: Plan, profile: Profile, device: Device) -> None:
-        self._of: tuple[Played, int, int, Plan, Profile, Device] | None = (played, at, rank, plan, profile, device)
+    def __init__(self, play: Callable[[], Occupancy]) -> None:
+        self._play: Callable[[], Occupancy] | None = play
         self._found: Occupancy | None = None
 
     @property
     def occupancy(self) -> Occupancy:
         if self._found is None:
-            assert self._of is not None
-            self._found, self._of = occupancy(*self._of), None
+            assert self._play is not None
+            self._found, self._play = self._play(), None
         return self._found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from trainplan.predict.cost import Setting, costs, priced, setting_of
 from trainplan.predict.decided import expected_agendas
 from trainplan.predict.flows import Flows
 from trainplan.predict.memory import Peak, host_peaks, peaks
-from trainplan.predict.occupancy import Occupancy, Tools
+from trainplan.predict.occupancy import Occupancy, Tools, occupancy
 from trainplan.predict.planned import planned
 from trainplan.predict.speeds import speeds
 from trainplan.predict.utilisation import utilisation
@@ -186,7 +187,7 @@ def predict(
     scaled = " and scaled" if len(set(pace)) > 1 else ""  # by the peaks of the other devices
     tools = None
     if place[worst].name != "cpu":
-        tools = Tools(played, worst, found[worst].rank, plan, profile, place[worst])
+        tools = Tools(partial(occupancy, played, worst, found[worst].rank, plan, profile, place[worst]))
     return Prediction(
         plan=plan, tensors_fit=roomy and all(u <= limit for u, limit in zip(used, limits, strict=True)), step_s=step_s,
         samples_per_s=batch / step_s, epoch_s=epoch_s, peak_bytes=used[worst], peak=found[worst],
