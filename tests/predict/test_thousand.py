@@ -133,8 +133,8 @@ def calls_of(work: Callable[[], object]) -> int:
 
 def test_a_prediction_goes_through_few_functions(some: Any) -> None:
     """Programs of most plans are small, so what a prediction takes is the number of its steps, and not the length of
-    their arrays. (It was 5,400 a plan before members of enumerations were kept from numpy, 3,570 before what crosses
-    stages, what copies of them see and which rules are broken was found in a compiled pass each, and is 3,260.)
+    their arrays. (It was 5,400 a plan before members of enumerations were kept from numpy, 3,570 before which rules are
+    broken was found in one compiled pass, and values were noted a piece at a time; and is 3,360.)
     Beside it stands the same prediction of a program that is ten times as long."""
     plans, profile, there = some
     plans = [choices for choices in plans if choices.micro >= 4][:8]

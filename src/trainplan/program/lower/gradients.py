@@ -19,10 +19,11 @@ from trainplan.program.exchanges import BY_ROUNDS, rounds_of
 from trainplan.program.exchanges.rounds import beside
 from trainplan.program.lower.away import piece_of
 from trainplan.program.lower.buckets import Bucket, kept
-from trainplan.program.lower.found import FINAL_BACK, GATHERING, NEVER, Found
+from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.groups import stage_group
 from trainplan.program.lower.layout import Holding, Layout
 from trainplan.program.lower.ledger import Ledger
+from trainplan.program.lower.passes import FINAL_BACK, GATHERING
 from trainplan.program.lower.served import served
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Ints
@@ -47,7 +48,7 @@ def gradients(ledger: Ledger, found: Found) -> None:
     if filled and not layout.decides:  # else see `decided.py`
         of, units = [number for number, _ in filled], [unit for _, unit in filled]
         stages = [holdings[number].stage for number in of]
-        piece = found.latest_of(of, *_completing(found, stages, units))
+        piece = found.own(completing(found, stages, units), [holdings[number] for number in of]).max(axis=2)
         reduce = found.shared(Kind.REDUCE_GRAD, stages, units=units)
         ledger.add(Value.TOKEN, 0, home[of], piece, reduce, (reduce,))
         ledger.add(Value.TOKEN, 0, home[of], reduce, step[of], (norm[of], step[of]))
@@ -82,28 +83,19 @@ def _room(layout: Layout, holding: Holding, bucket: Bucket) -> int:
 
 def completing(found: Found, stages: list[int], units: list[int]) -> Ints:
     """The operation of every place that completes these buckets, if it is the last to add to them."""
-    lines, again, second = _completing(found, stages, units)
-    whole = found.numbers[lines]
-    if again:
-        whole = np.where(found.recomputed, found.numbers[again], whole)
-    if not second:
-        return whole
-    return np.where(found.numbers[second] >= 0, found.numbers[second], whole)
-
-
-def _completing(found: Found, stages: list[int], units: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """Where these are among all numbers: of passes, of those that are recomputed, and of those in two parts."""
     layout = found.layout
     pairs = list(zip(stages, units, strict=True))
     piece = [0 if stage in layout.late else unit for stage, unit in pairs]
     if layout.offloads:  # the section that its block is in
         piece = [piece_of(layout, stage, layout.buckets[stage][unit].block) for stage, unit in pairs]
-    again, second = list[int](), list[int]()
+    whole = found.ops(Kind.B, stages, units=piece)
     if layout.recomputes:
-        again = found.lines(Kind.B, stages, units=[layout.buckets[stage][unit].block for stage, unit in pairs])
-    if layout.splits:  # after the second part all buckets are complete
-        second = found.lines(Kind.W, stages)
-    return found.lines(Kind.B, stages, units=piece), again, second
+        by_block = found.ops(Kind.B, stages, units=[layout.buckets[stage][unit].block for stage, unit in pairs])
+        whole = np.where(found.recomputed, by_block, whole)
+    if not layout.splits:
+        return whole
+    second = found.ops(Kind.W, stages)  # after which all buckets are complete
+    return np.where(second >= 0, second, whole)
 
 
 def _home(found: Found) -> Ints:

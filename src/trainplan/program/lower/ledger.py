@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,16 +31,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self.count = 0
-        self.counts: list[int] = []  # of each piece
-        self.kinds: list[int] = []  # of each piece, as are `lates` and `earlies`
-        self.lates: list[bool] = []
-        self.earlies: list[bool] = []
-        self.sizes: list[Ints] = []
-        self.ranks: list[Ints] = []
-        self.makers: list[Ints] = []
-        self.ends: list[Ints] = []
-        self.readers: list[Ints] = []  # operations, and the values that they read
-        self.read: list[Ints] = []
+        self._pieces: list[tuple[int, int, bool, bool]] = []  # of each: how many, of what kind, late, early
+        self._columns: list[tuple[Ints, Ints, Ints, Ints]] = []  # of each piece: bytes, ranks, makers, ends
+        self._reads: list[tuple[Ints, Ints]] = []  # operations, and the values that they read
 
     def add(
         self, kind: Value, size: Ints | int, rank: Ints | int, maker: Ints, end: Ints, readers: tuple[Ints, ...] = (),
@@ -50,14 +42,9 @@ class Ledger:
         """One value for each entry of `maker`, and its number. Of `late` and `early` see `Program.value_late`."""
         shape = maker.shape
         numbers: Ints = np.arange(self.count, self.count + maker.size)
+        self._columns.append((_stretched(size, shape), _stretched(rank, shape), maker.ravel(), _stretched(end, shape)))
         self._note(kind, late, early, maker.size)
-        self.sizes.append(_stretched(size, shape))
-        self.ranks.append(_stretched(rank, shape))
-        self.makers.append(maker.ravel())
-        self.ends.append(_stretched(end, shape))
-        for reader in readers:
-            self.readers.append(reader.ravel())
-            self.read.append(numbers)
+        self._reads += [(reader.ravel(), numbers) for reader in readers]
         return numbers.reshape(shape)
 
     def add_some(
@@ -66,48 +53,26 @@ class Ledger:
         """The same for values that are nothing but memory: where there are no bytes, or no maker, there is none."""
         shape = maker.shape
         found = _some(_stretched(size, shape), _stretched(rank, shape), maker.ravel(), _stretched(end, shape))
-        self._note(kind, late, early, found.shape[1])
-        self._join(found)
-
-    def add_found(
-        self, pieces: Sequence[tuple[Value, bool]], counts: Ints, columns: Ints, readers: Ints, numbers: Ints
-    ) -> None:
-        """Values that a compiled pass has found, one piece after the other: of each its kind, and whether they are
-        late; how many they are; bytes, rank, maker and end of all; and who reads which, counted from the first."""
-        self.kinds += [int(kind) for kind, _ in pieces]
-        self.lates += [late for _, late in pieces]
-        self.earlies += [False] * len(pieces)
-        self.counts += counts.tolist()
-        self._join(columns)
-        self.readers.append(readers)
-        self.read.append(numbers + self.count)
-        self.count += columns.shape[1]
+        self._columns.append(found)
+        self._note(kind, late, early, len(found[0]))
 
     def _note(self, kind: Value, late: bool, early: bool, count: int) -> None:
-        self.kinds.append(int(kind))  # of a member of an enumeration numpy asks for five attributes in vain
-        self.lates.append(late)
-        self.earlies.append(early)
-        self.counts.append(count)
+        # As a number: of a member of an enumeration numpy asks for five attributes in vain.
+        self._pieces.append((count, int(kind), late, early))
         self.count += count
-
-    def _join(self, columns: Ints) -> None:
-        size, rank, maker, end = columns
-        self.sizes.append(size)
-        self.ranks.append(rank)
-        self.makers.append(maker)
-        self.ends.append(end)
 
     def reads(self, reader: Ints, numbers: Ints) -> None:
         """Operations that read values; -1: nobody does."""
-        self.readers.append(reader.ravel())
-        self.read.append(numbers.ravel())
+        self._reads.append((reader.ravel(), numbers.ravel()))
 
     def close(self, ops: int) -> Values:
-        start, items = _group(np.concatenate(self.readers), np.concatenate(self.read), ops)
-        size, rank, maker, end = map(np.concatenate, (self.sizes, self.ranks, self.makers, self.ends))
-        kind = np.repeat(np.array(self.kinds, dtype=np.uint8), self.counts)
-        late, early = np.repeat(self.lates, self.counts), np.repeat(self.earlies, self.counts)
-        return Values(kind, size, rank, maker, end, late, early, Ragged(start, items))
+        """All of them."""
+        readers, read = map(np.concatenate, zip(*self._reads, strict=True))
+        size, rank, maker, end = map(np.concatenate, zip(*self._columns, strict=True))
+        counts, kinds, lates, earlies = zip(*self._pieces, strict=True)
+        kind = np.repeat(np.array(kinds, dtype=np.uint8), counts)
+        late, early = np.repeat(lates, counts), np.repeat(earlies, counts)
+        return Values(kind, size, rank, maker, end, late, early, Ragged(*_group(readers, read, ops)))
 
 
 def _stretched(column: Ints | int, shape: tuple[int, ...]) -> Ints:
@@ -120,7 +85,7 @@ def _stretched(column: Ints | int, shape: tuple[int, ...]) -> Ints:
 
 
 @njit(cache=True)
-def _some(size: Ints, rank: Ints, maker: Ints, end: Ints) -> Ints:
+def _some(size: Ints, rank: Ints, maker: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Bytes, rank, maker and end of values that are there and are more than nothing."""
     count = 0
     for k in range(len(size)):
@@ -131,7 +96,7 @@ def _some(size: Ints, rank: Ints, maker: Ints, end: Ints) -> Ints:
         if maker[k] >= 0 and size[k] > 0:
             found[0, at], found[1, at], found[2, at], found[3, at] = size[k], rank[k], maker[k], end[k]
             at += 1
-    return found
+    return found[0], found[1], found[2], found[3]
 
 
 @njit(cache=True)

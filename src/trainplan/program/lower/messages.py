@@ -1,18 +1,25 @@
 """Memory of messages: what crosses stages, from the stage that makes it to the last that reads it.
 
+Activations go one way and their gradients come the other, and either way it is the same (`_Way`):
+
+    between two ranks    maker ─ what the sender keeps ─ SEND ─ message ─ RECV ─ what has arrived ─ readers
+    on one rank          maker ─────────────────────── what is handed over ─────────────────────── readers
+
 What is sent must stay until it has been taken, and the engine learns that only from what comes back: an activation was
 taken if its gradient has arrived, and a gradient if something arrives that was sent after it. Until then (at the latest
-until the STEP) it counts. Receives are posted ahead, and their buffers count from then on.
+until the STEP) it counts. Receives are posted ahead, and their buffers count from then on (`posted.py`).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 
 from trainplan.program.lower.buckets import kept
 from trainplan.program.lower.edges import Edge, message_bytes
-from trainplan.program.lower.found import FINAL_BACK, FINAL_FORWARD, FIRST_BACK, FIRST_FORWARD, GIVING, Found
+from trainplan.program.lower.found import Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
 from trainplan.program.lower.posted import posted
@@ -20,58 +27,86 @@ from trainplan.program.lower.served import served_pairs
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Bools, Ints
 
-# What is added, one after the other, and whether it is there only from the end of its maker on: there what is sent, the
-# message, and what has arrived, or what is handed over without one; and the same of gradients on their way back.
-_PIECES = (
-    (Value.BOUNDARY, False), (Value.MESSAGE, False), (Value.BOUNDARY, False), (Value.BOUNDARY, False),
-    (Value.BOUNDARY, True), (Value.MESSAGE, False), (Value.BOUNDARY, False), (Value.BOUNDARY, True),
-)  # fmt: skip
-
 
 def messages(ledger: Ledger, found: Found, homes: Ints, payload: Ints) -> None:
-    """A message there on every edge, and where gradients flow one back. Between two stages of one rank what crosses is
-    handed over without a message."""
+    """Activations on every edge; on those where gradients flow, these; and the buffers of all that is received."""
     layout, edges = found.layout, found.layout.edges
-    if not edges and layout.service is None:
-        return
-    pairs = list(served_pairs(found))  # of receives and sends
+    pairs = list[tuple[Ints, Ints]]()  # of receives and sends
     if edges:
-        pairs = [*_crossing(ledger, found, homes, payload), *pairs]
-    if layout.backend.receives_on_device:
+        there, steps = _Ends(found, homes, edges), _steps(found, homes)
+        arrived = _cross(ledger, _activations(found, there, steps), payload)
+        _read_again(ledger, found, arrived)
+        pairs.append((there.take, there.send))
+        flowing = [edge for edge in edges if edge.gradients]
+        if flowing:
+            back = there if len(flowing) == len(edges) else _Ends(found, homes, flowing)
+            _cross(ledger, _gradients(found, back, steps), payload)
+            pairs.append((back.get, back.give))
+    pairs += served_pairs(found)
+    if pairs and layout.backend.receives_on_device:
         posted(ledger, found, pairs, payload)
 
 
-def _crossing(ledger: Ledger, found: Found, homes: Ints, payload: Ints) -> list[tuple[Ints, Ints]]:
-    """What crosses on every edge at every place; the receives and the sends, there and back."""
-    layout, profile, edges = found.layout, found.layout.profile, found.layout.edges
-    source, target = [e.source for e in edges], [e.target for e in edges]
-    ends = found.numbers[
-        [
-            *found.lines(Kind.SEND_F, source, target), *found.lines(Kind.RECV_F, target, source),
-            *found.lines(Kind.SEND_B, target, source), *found.lines(Kind.RECV_B, source, target),
-        ]
-    ].reshape(4, len(edges), found.places)  # fmt: skip
-    plain = _charged(layout, False)
-    out = found.by_size(lambda e, n: message_bytes(profile, plain[e], n), len(edges), "sent")
-    again = np.zeros((0, 2), dtype=np.int64)
-    if layout.recomputes:
-        slim = _charged(layout, True)
-        less = found.by_size(lambda e, n: message_bytes(profile, slim[e], n), len(edges), "sent, recomputed")
-        out = np.where(found.recomputed, less, out)
-        blocks = [(e, block) for e, edge in enumerate(edges) for block in range(*layout.plan.bounds[edge.target])]
-        rows = found.lines(Kind.R, [target[e] for e, _ in blocks], units=[block for _, block in blocks])
-        again = np.array([(e, row) for (e, _), row in zip(blocks, rows, strict=True)], dtype=np.int64)
-    back = found.by_size(lambda e, n: message_bytes(profile, edges[e].gradients, n), len(edges), "sent back")
-    ledger.add_found(
-        _PIECES,
-        *_crossings(
-            np.array([source, target], dtype=np.int64), np.array([bool(e.gradients) for e in edges]), ends,
-            found.passes, homes, _steps(found, homes), found.recomputed, payload, out, back, again, found.numbers,
-            layout.plan.pieces, layout.plan.lines > 1,
-        ),
-    )  # fmt: skip
-    send, take, give, get = ends
-    return [(take, send), (get, give)]
+# -- either way ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What goes one way: an entry for each edge and place."""
+
+    made: Ints  # the operation that makes it
+    late: bool  # whether it is there only from the end of that operation on
+    size: Ints  # bytes that it takes where it was made
+    origin: Ints  # the rank on which it is made
+    send: Ints  # -1: to a stage of the same rank
+    receive: Ints
+    target: Ints  # the rank to which it goes
+    taken: Ints  # the operation that tells the sender that it has been taken, or else the STEP
+    readers: tuple[Ints, ...]
+    used: Ints  # the last of these
+    released: Ints  # of what is handed over: when neither stage needs it
+
+    def only(self, chosen: Bools) -> _Way:
+        """The same of some entries."""
+        return _Way(
+            self.made[chosen], self.late, self.size[chosen], self.origin[chosen], self.send[chosen],
+            self.receive[chosen], self.target[chosen], self.taken[chosen],
+            tuple(reader[chosen] for reader in self.readers), self.used[chosen], self.released[chosen],
+        )  # fmt: skip
+
+
+def _cross(ledger: Ledger, way: _Way, payload: Ints) -> Ints:
+    """All values of one way; the numbers of those that the stages at the end of it read."""
+    apart = way.send >= 0
+    if apart.all():  # nearly always, and copies of large arrays are slow
+        return _sent(ledger, way, payload)
+    numbers = np.empty(apart.shape, dtype=np.int64)
+    numbers[apart] = _sent(ledger, way.only(apart), payload)
+    numbers[~apart] = _handed_over(ledger, way.only(~apart))
+    return numbers
+
+
+def _sent(ledger: Ledger, way: _Way, payload: Ints) -> Ints:
+    """From one rank to another: what the sender keeps, the message itself, and what has arrived."""
+    ledger.add(Value.BOUNDARY, way.size, way.origin, way.made, way.taken, (way.send,), late=way.late)
+    ledger.add(Value.MESSAGE, payload[way.send], -1, way.send, way.receive, (way.receive,))
+    return ledger.add(Value.BOUNDARY, payload[way.receive], way.target, way.receive, way.used, way.readers)
+
+
+def _handed_over(ledger: Ledger, way: _Way) -> Ints:
+    """From one stage to another on the same rank: what the one has made is what the other reads."""
+    return ledger.add(Value.BOUNDARY, way.size, way.origin, way.made, way.released, way.readers, late=way.late)
+
+
+class _Ends:
+    """The operations at both ends of some edges, by edge and place, and the ranks that these run on."""
+
+    def __init__(self, found: Found, homes: Ints, edges: list[Edge]) -> None:
+        self.edges = edges
+        self.source, self.target = source, target = [e.source for e in edges], [e.target for e in edges]
+        self.send, self.take = found.ops(Kind.SEND_F, source, target), found.ops(Kind.RECV_F, target, source)
+        self.give, self.get = found.ops(Kind.SEND_B, target, source), found.ops(Kind.RECV_B, source, target)
+        self.source_rank, self.target_rank = homes[source], homes[target]
 
 
 def _steps(found: Found, homes: Ints) -> Ints:
@@ -87,145 +122,83 @@ def _steps(found: Found, homes: Ints) -> Ints:
     return own[number[np.arange(layout.plan.depth)[:, None], homes], step]
 
 
-@njit(cache=True)
-def _crossings(
-    stages: Ints, flows: Bools, ends: Ints, passes: Ints, homes: Ints, steps: Ints, recomputed: Bools, payload: Ints,
-    out: Ints, back: Ints, again: Ints, ops: Ints, pieces: int, several: bool,
-) -> tuple[Ints, Ints, Ints, Ints]:  # fmt: skip
-    """Activations and their gradients on every edge, in eight `_PIECES`.
-
-    `stages`: source and target of every edge; `flows`: whether gradients come back; `ends`: SEND_F, RECV_F, SEND_B and
-    RECV_B of every edge and place; `out` and `back`: bytes that are charged to the sender, and of gradients; `again`:
-    edges and rows of `ops`, of blocks that are recomputed behind each; `several`: lines, whose messages on an edge go
-    between different ranks.
-    """
-    source, target = stages
-    send, take, give, get = ends
-    edges, places = send.shape
-    made, giving = passes[FINAL_FORWARD], passes[GIVING]
-    begin, over = passes[FIRST_BACK], passes[FINAL_BACK]
-    most = edges * places
-    counts, count, read = np.zeros(8, np.int64), 0, 0
-    found = np.empty((4, 8 * most), np.int64)
-    readers = np.empty((2, 11 * most + 2 * len(again) * places), np.int64)
-    arrived = np.full((edges, places), -1, np.int64)  # → its number, as it came or as it was handed over
-    # There. Without recomputation the graph holds on to what was made until it has gone back.
-    for piece in range(4):
-        before = count
-        for e in range(edges):
-            s, t = source[e], target[e]
-            for p in range(places):
-                if (send[e, p] >= 0) != (piece < 3):
-                    continue
-                if piece == 0:
-                    until = steps[s, p]
-                    if get[e, p] >= 0:
-                        until = get[e, p] if recomputed[p] else over[s, p]
-                    _put(found, count, out[e, p], homes[s, p], made[s, p], until)
-                    readers[0, read] = send[e, p]
-                elif piece == 1:
-                    _put(found, count, payload[send[e, p]], -1, send[e, p], take[e, p])
-                    readers[0, read] = take[e, p]
-                else:
-                    if piece == 2:
-                        _put(found, count, payload[take[e, p]], homes[t, p], take[e, p], over[t, p])
-                    else:  # on one rank: the graph of the one stage and the leaf of the other are the same memory
-                        _put(found, count, out[e, p], homes[s, p], made[s, p], max(over[s, p], over[t, p]))
-                    readers[0, read] = passes[FIRST_FORWARD, t, p]
-                    arrived[e, p] = count
-                readers[1, read] = count
-                count, read = count + 1, read + 1
-        counts[piece] = count - before
-        if piece >= 2:  # backward reads it as well
-            for e in range(edges):
-                for p in range(places):
-                    if (send[e, p] >= 0) == (piece < 3):
-                        readers[0, read], readers[1, read] = over[target[e], p], arrived[e, p]
-                        read += 1
-    for handed in (False, True):
-        for k in range(len(again)):
-            for p in range(places):
-                e = again[k, 0]
-                if (send[e, p] < 0) == handed:
-                    readers[0, read], readers[1, read] = ops[again[k, 1], p], arrived[e, p]
-                    read += 1
-    # Back.
-    taken = _taken(source, target, ends, homes, pieces, several)
-    for piece in range(4, 8):
-        before = count
-        for e in range(edges):
-            s, t = source[e], target[e]
-            for p in range(places):
-                if not flows[e] or (give[e, p] >= 0) != (piece < 7):
-                    continue
-                if piece == 4:
-                    until = taken[e, p] if taken[e, p] >= 0 else steps[t, p]
-                    _put(found, count, payload[give[e, p]], homes[t, p], giving[t, p], until)
-                    readers[0, read] = give[e, p]
-                elif piece == 5:
-                    _put(found, count, payload[give[e, p]], -1, give[e, p], get[e, p])
-                    readers[0, read] = get[e, p]
-                else:
-                    if piece == 6:
-                        _put(found, count, payload[get[e, p]], homes[s, p], get[e, p], over[s, p])
-                    else:
-                        _put(found, count, back[e, p], homes[s, p], giving[t, p], over[s, p])
-                    readers[0, read] = begin[s, p]
-                readers[1, read] = count
-                count, read = count + 1, read + 1
-        counts[piece] = count - before
-        if piece >= 6:
-            at = before
-            for e in range(edges):
-                for p in range(places):
-                    if flows[e] and (give[e, p] >= 0) == (piece < 7):
-                        s = source[e]
-                        readers[0, read] = over[s, p] if over[s, p] != begin[s, p] else -1
-                        readers[1, read] = at
-                        at, read = at + 1, read + 1
-    return counts, found[:, :count].copy(), readers[0, :read].copy(), readers[1, :read].copy()
+# -- there ----------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, inline="always")
-def _put(found: Ints, at: int, size: int, rank: int, maker: int, end: int) -> None:
-    found[0, at], found[1, at], found[2, at], found[3, at] = size, rank, maker, end
+def _activations(found: Found, ends: _Ends, steps: Ints) -> _Way:
+    """Without recomputation the graph of the sender holds on to what it has made until it has gone back."""
+    over, used = found.backward(ends.source, final=True), found.backward(ends.target, final=True)
+    gone_back = np.where(found.recomputed, ends.get, over)
+    return _Way(
+        made=found.forward(ends.source), late=False, size=_charged_bytes(found), origin=ends.source_rank,
+        send=ends.send, receive=ends.take, target=ends.target_rank,
+        taken=np.where(ends.get >= 0, gone_back, steps[ends.source]),
+        readers=(found.forward(ends.target, final=False), used), used=used,
+        released=np.maximum(over, used),  # the graph of the one stage and the leaf of the other are the same memory
+    )  # fmt: skip
+
+
+def _read_again(ledger: Ledger, found: Found, arrived: Ints) -> None:
+    """Blocks that are recomputed read what came to their stage a second time."""
+    layout = found.layout
+    if not layout.recomputes:
+        return
+    blocks = [(e, block) for e, edge in enumerate(layout.edges) for block in range(*layout.plan.bounds[edge.target])]
+    edge, targets = [e for e, _ in blocks], [layout.edges[e].target for e, _ in blocks]
+    ledger.reads(found.ops(Kind.R, targets, units=[block for _, block in blocks]), arrived[edge])
+
+
+def _charged_bytes(found: Found) -> Ints:
+    """Bytes that every edge takes on the side of the sender."""
+    layout, count = found.layout, len(found.layout.edges)
+
+    def table(recomputed: bool) -> Ints:
+        own: list[tuple[int, ...]] = kept(
+            layout.profile, ("charged", layout.plan.bounds, recomputed), lambda: _charged(layout, recomputed)
+        )
+        return found.by_size(lambda e, n: message_bytes(layout.profile, own[e], n), count, ("sent", recomputed))
+
+    return np.where(found.recomputed, table(True), table(False)) if layout.recomputes else table(False)
 
 
 def _charged(layout: Layout, recomputed: bool) -> list[tuple[int, ...]]:
-    """The same as `_own`, worked out once."""
-    key = "charged", layout.plan.bounds, recomputed
-    found: list[tuple[int, ...]] = kept(layout.profile, key, lambda: _own(layout, recomputed))
-    return found
-
-
-def _own(layout: Layout, recomputed: bool) -> list[tuple[int, ...]]:
     """The crossings that each edge is charged with on the side of the sender: each once, however many stages it goes
     to; of a pass that is recomputed not those that are kept for a block of the sender's anyway."""
-    crossings = layout.profile.crossings
+    crossings, stage_of = layout.profile.crossings, layout.stage_of
     last: dict[int, Edge] = {}
     for edge in layout.edges:
         for number in edge.crossings:
-            stage_of = layout.stage_of
             if not (recomputed and edge.source in {stage_of[block] for block in crossings[number].consumers}):
                 last[number] = edge
     return [tuple(n for n in edge.crossings if last.get(n) is edge) for edge in layout.edges]
 
 
-@njit(cache=True)
-def _taken(source: Ints, target: Ints, ends: Ints, homes: Ints, pieces: int, several: bool) -> Ints:
+# -- back -----------------------------------------------------------------------------------------------------------
+
+
+def _gradients(found: Found, ends: _Ends, steps: Ints) -> _Way:
+    """They are there when the pass that makes them is over, and gone when the pass that reads them is."""
+    profile, edges = found.layout.profile, ends.edges
+    begin, over = found.backward(ends.source, final=False), found.backward(ends.source, final=True)
+    taken = _taken(found, ends)
+    return _Way(
+        made=found.giving(ends.target), late=True,
+        size=found.by_size(lambda e, n: message_bytes(profile, edges[e].gradients, n), len(edges), "sent back"),
+        origin=ends.target_rank, send=ends.give, receive=ends.get, target=ends.source_rank,
+        taken=np.where(taken >= 0, taken, steps[ends.target]),
+        readers=(begin, np.where(over != begin, over, -1)), used=over, released=over,
+    )  # fmt: skip
+
+
+def _taken(found: Found, ends: _Ends) -> Ints:
     """For every gradient that is sent back, the first receive of the same step that says that it has been taken: of an
     activation that was sent after taking it, on the same edge between the same ranks. -1: there is none. (Later
     operations of a rank have higher numbers.)"""
-    send, take, _, get = ends
-    edges, places = send.shape
-    row, most = np.empty(edges * places, np.int64), homes.max() + 1
-    for e in range(edges):
-        for p in range(places):
-            at = e * places + p
-            row[at] = at // pieces  # edge, replica and step
-            if several:
-                row[at] = (row[at] * most + homes[source[e], p]) * most + homes[target[e], p]
-    return _following(row, send.ravel(), take.ravel(), get.ravel()).reshape(edges, places)
+    row = np.arange(ends.send.size) // found.layout.plan.pieces  # edge, replica and step
+    if found.layout.plan.lines > 1:  # whose messages on an edge go between different ranks
+        most = int(found.layout.local_ranks.max()) + 1
+        row = (row * most + ends.source_rank.ravel()) * most + ends.target_rank.ravel()
+    return _following(row, ends.send.ravel(), ends.take.ravel(), ends.get.ravel()).reshape(ends.send.shape)
 
 
 @njit(cache=True)

@@ -22,11 +22,12 @@ import numpy as np
 from trainplan.program.lower.activations import activations, carried_apart, recomputed_activations
 from trainplan.program.lower.buckets import held_by_stage
 from trainplan.program.lower.decided import decided
-from trainplan.program.lower.found import FINAL_FORWARD, FIRST_BACK, FIRST_FORWARD, Found
+from trainplan.program.lower.found import Found
 from trainplan.program.lower.gradients import gradients, updates
 from trainplan.program.lower.ledger import Ledger, Values
 from trainplan.program.lower.loads import inputs
 from trainplan.program.lower.messages import messages
+from trainplan.program.lower.passes import FINAL_FORWARD, FIRST_BACK, FIRST_FORWARD
 from trainplan.program.lower.phases import phases_of
 from trainplan.program.lower.rows import Entries
 from trainplan.program.lower.served import served_states
