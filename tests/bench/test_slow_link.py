@@ -1,5 +1,7 @@
 """The link between two network namespaces has the rate and the delay that were asked for."""
 
+import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -88,6 +90,34 @@ def test_messages_take_as_long_as_the_link_says(link: SlowLink) -> None:
         assert min(map(max, zip(*of_ranks, strict=True))) < 1.5 * MIB / RATE
 
 
+def congestion_control(rank: int, world: int) -> str:
+    """Of a connection that this process would make."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
+        return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+@needs_root
+@pytest.mark.parametrize("link", [0.02], indirect=True)
+def test_nobody_probes_how_long_an_empty_link_takes(link: SlowLink) -> None:
+    """BBR does, and sends next to nothing meanwhile."""
+    assert pool(2).run(congestion_control) == ["reno"] * 2
+
+
+@needs_root
+def test_a_congestion_control_that_is_not_there() -> None:
+    """It is refused with those that are, and nothing is left behind."""
+    before = _namespaces()
+    with pytest.raises(RunError, match=r"'none-such'.*reno"), slow_link(RATE, control="none-such"):
+        pass
+    assert _namespaces() == before
+
+
+def _namespaces() -> set[str]:
+    """Of this process: others may have theirs."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return {name for name in listed.split() if name.startswith(f"trainplan-{os.getpid()}-")}
+
+
 STEPS = [
     plan(dp=1, exchange="ps-bsp", servers=1, bucket=MIB, blocks=3),
     plan(dp=1, exchange="ps-asp", servers=1, bucket=MIB, blocks=3),
@@ -118,8 +148,7 @@ def test_each_side_sends_what_the_program_says(link: SlowLink, one: Plan) -> Non
 def test_nothing_is_left_behind() -> None:
     with pytest.raises(ZeroDivisionError), slow_link(RATE, 0.01) as link:
         raise ZeroDivisionError
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    assert not any(space.name in listed for space in link.spaces)
+    assert not _namespaces() & {space.name for space in link.spaces}
 
 
 def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,11 @@ first; they talk to those of the other half only through the link.
 Without a delay the kernel's token bucket (`tc … tbf`) holds a pair of virtual Ethernet devices to the rate. It lets
 short messages pass in a burst, and this kernel may have no way to delay packets; so with a delay they pass through a
 process of ours (`relay.py`), which holds to both. Making namespaces needs root.
+
+What passes is TCP, so whoever decides how much of it may be on its way decides, too, whether the link holds to its
+rate. Where that is BBR, the default of some machines, a connection sends four packets at a time for 200 ms once in ten
+seconds, to see how long an empty link takes: a step of training that this falls into takes a third longer. Here it is
+Reno, which every kernel has and every namespace may choose, and which is held back by losses alone; there are none.
 """
 
 from __future__ import annotations
@@ -28,6 +33,10 @@ from trainplan.errors import RunError
 
 MTU = 60_000  # of the relay: few large packets, since each costs it some microseconds
 BURST = 128 * 1024  # bytes that the token bucket lets pass at once
+WAITING = 64 * 2**20  # bytes that may wait for it: more than connections keep on their way, so that none are lost
+CONTROL = "reno"  # TCP's congestion control
+_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")  # of the namespace of whoever reads or writes it
+_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _CLONE_NEWNET = 0x40000000
 _numbers = itertools.count()
 
@@ -54,14 +63,11 @@ class SlowLink:
         """Processes that this thread starts meanwhile are in the namespace of a rank, and gloo uses its device."""
         space = self.spaces[rank * 2 // world]
         known = os.environ.get("GLOO_SOCKET_IFNAME")
-        own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
-            enter(space.name)
-            os.environ["GLOO_SOCKET_IFNAME"] = space.device
-            yield
+            with _inside(space):
+                os.environ["GLOO_SOCKET_IFNAME"] = space.device
+                yield
         finally:
-            _set_namespace(own)
-            os.close(own)
             if known is None:
                 os.environ.pop("GLOO_SOCKET_IFNAME", None)
             else:
@@ -76,8 +82,9 @@ class SlowLink:
 
 
 @contextmanager
-def slow_link(rate: float, delay_s: float = 0.0) -> Iterator[SlowLink]:
-    """Two namespaces with a link of `rate` bytes a second and, if asked, a delay; gone afterwards."""
+def slow_link(rate: float, delay_s: float = 0.0, control: str = CONTROL) -> Iterator[SlowLink]:
+    """Two namespaces with a link of `rate` bytes a second and, if asked, a delay; gone afterwards. `control`: which
+    congestion control connections have."""
     why = missing(delay_s)
     if why:
         raise RunError("a slow link between two network namespaces", why, "a container or machine where you are root")
@@ -88,6 +95,7 @@ def slow_link(rate: float, delay_s: float = 0.0) -> Iterator[SlowLink]:
             _ip("netns", "add", space.name)
             stack.callback(_ip, "netns", "delete", space.name)
             _ip("-n", space.name, "link", "set", "lo", "up")
+            _choose(space, control)
         if delay_s:
             stack.enter_context(_relay(spaces, rate, delay_s))
         else:
@@ -116,6 +124,17 @@ def missing(delay_s: float = 0.0) -> str:
     return ""
 
 
+def _choose(space: Space, control: str) -> None:
+    """Connections that are made in a namespace have this congestion control."""
+    with _inside(space):
+        try:
+            _CONTROL.write_text(control)
+        except OSError as error:  # it is not there, or not allowed outside of the first namespace
+            allowed = " or ".join(_ALLOWED.read_text().split()) if _ALLOWED.exists() else CONTROL
+            why = f"the kernel does not let a namespace have it: {error.strerror}"
+            raise RunError(f"a slow link with congestion control {control!r}", why, allowed) from None
+
+
 def _token_bucket(spaces: tuple[Space, ...], rate: float) -> None:
     first, second = spaces
     _ip(
@@ -123,7 +142,7 @@ def _token_bucket(spaces: tuple[Space, ...], rate: float) -> None:
         "peer", "name", second.device, "netns", second.name,
     )  # fmt: skip
     for space in spaces:
-        shape = ["rate", f"{round(rate * 8)}bit", "burst", str(BURST), "latency", "100ms"]
+        shape = ["rate", f"{round(rate * 8)}bit", "burst", str(BURST), "limit", str(WAITING)]
         _run("tc", "-n", space.name, "qdisc", "add", "dev", space.device, "root", "tbf", *shape)
         _up(space)
 
@@ -163,6 +182,18 @@ def _run(*words: str) -> str:
         why = done.stderr.strip() or f"it ended with code {done.returncode}"
         raise RunError(" ".join(words), why, "root, and a kernel that has network namespaces; or no slow link")
     return done.stdout
+
+
+@contextmanager
+def _inside(space: Space) -> Iterator[None]:
+    """This thread, and what it starts, is in a namespace meanwhile."""
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        enter(space.name)
+        yield
+    finally:
+        _set_namespace(own)
+        os.close(own)
 
 
 def enter(name: str) -> None:
