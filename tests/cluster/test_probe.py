@@ -81,6 +81,24 @@ def test_two_workers(measured):
     assert not _children()
 
 
+A_RANK = """
+import psutil, torch, trainplan, trainplan.engine.worker
+from torch import nn
+model, batch = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), (torch.zeros(2, 4), torch.zeros(2, 2))
+trainer = trainplan.build("single", model, nn.functional.mse_loss, torch.optim.SGD, inputs=batch, batch=2)
+trainer.step(batch)
+print(psutil.Process().memory_info().rss)
+"""
+
+
+def test_what_libraries_take_is_what_they_take_of_a_rank(measured):
+    """A rank with a model of thirty numbers: nearly all that is resident are libraries."""
+    found, _, _ = measured
+    done = subprocess.run([sys.executable, "-c", A_RANK], capture_output=True, text=True, check=True)
+    assert found.device(0).context_bytes == pytest.approx(int(done.stdout), rel=0.2)
+
+
+
 def test_curves_cover_every_collective_and_size(measured):
     found, _, _ = measured
     parts = {"round", "add", "hub"}  # of what we sum ourselves

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
+import numba
 import psutil
 import torch
 from torch import nn
@@ -47,7 +49,7 @@ def prepare(team: Team, quick: bool) -> Round:
     """A round of this phase: each product and copy on rank 0 alone, then the kernel on 1, 2, … workers at once; and,
     where hosts issue what devices do, as many of them at once."""
     cuda = team.device.type == "cuda"
-    before = psutil.Process().memory_info().rss  # libraries are loaded, tensors are not there yet
+    before = 0 if cuda else _resident()
     factors = _factors(team) if team.rank == 0 else {}
     copied = (256 if cuda else 64) * MIB  # more than caches hold
     source = torch.zeros(copied // 4, device=team.device)
@@ -111,6 +113,18 @@ def _host_copies(team: Team, kind: str, host: torch.Tensor, on_device: torch.Ten
     size = host.numel() * host.element_size()
     record(f"host.{kind}", size / seconds(team, partial(on_device.copy_, host, non_blocking=True)))
     record(f"host.{kind}", size / seconds(team, partial(host.copy_, on_device, non_blocking=True)))
+
+
+def _resident() -> int:
+    """Bytes of a rank that has done a little of everything and has no tensors yet. Libraries load most of what they
+    need with the first call: beside a step of training, ranks capture a model, compile, and can save."""
+    import_module("torch.distributed.checkpoint")
+    layer, inputs = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten()), torch.zeros(2, 1, 8, 8)
+    torch.export.export(layer, (inputs,))
+    numba.njit(lambda x: x)(1)
+    layer(inputs).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=0.0, momentum=0.9).step()
+    return psutil.Process().memory_info().rss
 
 
 def _memory(team: Team, before: int) -> dict[str, Any]:
