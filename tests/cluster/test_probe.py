@@ -98,7 +98,6 @@ def test_what_libraries_take_is_what_they_take_of_a_rank(measured):
     assert found.device(0).context_bytes == pytest.approx(int(done.stdout), rel=0.2)
 
 
-
 def test_curves_cover_every_collective_and_size(measured):
     found, _, _ = measured
     parts = {"round", "add", "hub"}  # of what we sum ourselves

@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from synthetic import chain
 from tests.predict.pipelines import pipeline, timed
 from tests.predict.places import cluster
+from trainplan.cluster.cluster import Curve
 from trainplan.plan.plan import Plan, plan
 from trainplan.predict import predict as predicting
 from trainplan.predict.clock import play
@@ -206,3 +209,21 @@ def test_played_once_more_only_where_it_may_matter(monkeypatch: pytest.MonkeyPat
     # A stage a node: its copies compute all at once.
     assert count(cut("gpipe", 2, dp=2, blocks=4, stages=(2,)), TABLE, nodes=2) == once
     assert count(cut("gpipe", 2, dp=2, blocks=4, stages=(2,)), TABLE) == once + 1
+
+
+# -- messages in both directions ------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=20)
+@given(micro=st.integers(1, 12), share=st.floats(0.5, 1.0))
+def test_messages_that_meet_at_a_rank_share_its_port(micro: int, share: float) -> None:
+    """Two stages that compute nothing: behind the first message there, and before the last one back, one goes each way
+    at any moment. Where a probe has found that both at once take 2·share times as long as one, these do."""
+    size, alone = 10, 4.0
+    message, both = Curve("p2p", 2, (0, size), (0.0, alone)), Curve("round", 2, (0, size), (0.0, 2 * share * alone))
+    there = cluster(devices=2, collectives=(message, both))
+    idle = chain(2, forward=0.0, backward=0.0)
+    found = predict(cut("1f1b", 2, micro=micro), idle, there, micro).step_s
+    assert found == pytest.approx(alone * (2 + (micro - 1) * 2 * share), rel=1e-3)
+    unknown = predict(cut("1f1b", 2, micro=micro), idle, replace(there, collectives=(message,)), micro).step_s
+    assert unknown == pytest.approx(alone * (micro + 1), rel=1e-3)

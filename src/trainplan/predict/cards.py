@@ -1,9 +1,9 @@
 """Which operations of a program meet at the network cards of the nodes.
 
 A card is shared by everything that leaves its node (or comes in) at a moment; the port of a single device by what goes
-to a parameter server, or comes from it; a node's cores and memory by the collectives of its groups, where a probe has
-found out how. Where replicas are alike and only the first is played, its messages stand for those of all: they meet the
-others' at the card.
+to a parameter server, or comes from it, and by what stages send each other, where a probe has found out how; a node's
+cores and memory by the collectives of its groups, where a probe has. Where replicas are alike and only the first is
+played, its messages stand for those of all: they meet the others' at the card.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _COLLECTIVE = {Kind.SCATTER_GRAD: reduce_scatter, Kind.GATHER_F: all_gather, Kin
 Shares = dict[int, float]  # card → share of its rate that is asked for
 _TALKS = frozenset((*SENDS, *COLLECTIVES))
 _SERVED = frozenset((Kind.SEND_G, Kind.SEND_W, Kind.SEND_INPUT))
+_BETWEEN_STAGES = frozenset((Kind.SEND_F, Kind.SEND_B))
 _NOTHING: tuple[float, Shares] = (0.0, {})
 
 
 def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
     """The flows of a program; None where nothing shares a card with anything."""
-    if not shares_cards(cluster) and plan.exchange not in SERVED:
+    if not shares_cards(cluster) and plan.exchange not in SERVED and not (plan.depth > 1 and _shares_ports(cluster)):
         return None
     stage = {plan.rank(0, s): s for s in range(plan.depth)}
 
@@ -65,8 +66,9 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
         return [message(cluster, a, b, c.bytes) for pair in pairs for a, b in _slices(plan, pair)]
 
     found = [_together(talks(c)) if c.kind in _TALKS else _NOTHING for c in program.classes]
+    ported = _SERVED | _BETWEEN_STAGES if _shares_ports(cluster) else _SERVED
     found = [
-        _at_ports(c, cluster, *pair) if c.kind in _SERVED else pair
+        _at_ports(c, cluster, *pair) if c.kind in ported else pair
         for c, pair in zip(program.classes, found, strict=True)
     ]
     if not any(cards for _, cards in found):
@@ -84,15 +86,19 @@ def flows_of(program: Program, plan: Plan, cluster: Cluster) -> Flows | None:
 
 
 def _at_ports(c: CostClass, cluster: Cluster, lead: float, cards: Shares) -> tuple[float, Shares]:
-    """The same of a message between a worker and a server, whose own ways in and out are shared as well: all workers
-    send to a server at once, wherever they are (incast). What slices of a GPU copy to the host, and from it, is on its
-    way but passes no port."""
+    """The same of a message between a worker and a server, or between two stages, whose own ways in and out are shared
+    as well: all workers send to a server at once, wherever they are (incast), and a stage sends while it receives. What
+    slices of a GPU copy to the host, and from it, is on its way but passes no port."""
     first = 2 * len(cluster.nodes)
-    hub = _hub(cluster, c.bytes) if not cards else None
-    if hub is None:
+    share = None
+    if not cards:
+        share = _hub(cluster, c.bytes) if c.kind in _SERVED else _both_ways(cluster, c.bytes)
+    if share is not None:
+        ports = {first + 2 * c.rank: share, first + 2 * c.peer: share}
+    elif c.kind in _SERVED:
         ports = {first + 2 * c.rank: 1.0, first + 2 * c.peer + 1: 1.0}
     else:
-        ports = {first + 2 * c.rank: hub, first + 2 * c.peer: hub}
+        return lead, cards
     if not cards:
         lead = message(cluster, c.rank, c.peer, 0).seconds
         if not backend(cluster.backend).receives_on_device:
@@ -108,6 +114,18 @@ def _hub(cluster: Cluster, size: int) -> float | None:
         return None
     curve = max(found, key=lambda c: c.ranks)
     return min(1.0, on_curve(curve, size) / (2 * (curve.ranks - 1) * between_hosts(cluster, size)))
+
+
+def _shares_ports(cluster: Cluster) -> bool:
+    """Whether it was measured what messages in and out at once take."""
+    return curve_of(cluster, "p2p", 2) is not None and any(c.op == "round" for c in cluster.collectives)
+
+
+def _both_ways(cluster: Cluster, size: int) -> float:
+    """The share of a rank's port that a message between stages asks for: what a probe found when every rank sends one
+    and receives one, of what two take one after the other."""
+    curve = max((c for c in cluster.collectives if c.op == "round"), key=lambda c: c.ranks)
+    return min(1.0, on_curve(curve, size) / (2 * between_hosts(cluster, size)))
 
 
 def _slices(plan: Plan, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
