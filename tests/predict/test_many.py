@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,14 @@ from trainplan.predict.predict import predict
 from trainplan.situation import profile_for
 
 COUNT, BATCH = 2 * FEWEST, 64
+
+
+@pytest.fixture(autouse=True)
+def _nobody_stays() -> Iterator[None]:
+    """Every process that a test starts has ended when it is over. (Other tests keep theirs.)"""
+    before = set(multiprocessing.active_children())
+    yield
+    assert set(multiprocessing.active_children()) <= before
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +63,6 @@ def test_on_two_cores_as_one_by_one(some: Any, monkeypatch: pytest.MonkeyPatch) 
         assert found == alone
         assert found.plan is choices
         assert found.peaks == alone.peaks
-    assert not multiprocessing.active_children()
     assert together[0].occupancy == predict(plans[0], profile, there, BATCH).occupancy
     assert here == plans[:1]  # played when it was asked for
 
@@ -91,7 +99,6 @@ def test_the_first_that_is_refused_is(some: Any, places: tuple[int, int]) -> Non
     with pytest.raises(PlanError) as together:
         predictions(asked, profile, there, BATCH, cores=2)
     assert str(together.value) == str(alone.value)
-    assert not multiprocessing.active_children()
 
 
 def test_what_raises_there_raises_here(some: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +117,6 @@ def test_a_process_that_ends_is_told(some: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(many, "predict", lambda plan, **rest: os._exit(1))
     with pytest.raises(RunError, match=f"{COUNT} predictions on 2 cores: a process ended without an answer"):
         predictions(plans, profile, there, BATCH, cores=2)
-    assert not multiprocessing.active_children()
 
 
 def test_no_core_is_refused(some: Any) -> None:

@@ -161,6 +161,11 @@ def _leave_alone(trainer: Trainer, measured: Measurement, job: Job, out: Path) -
     if job.keep_state:
         torch.save(_state(trainer), out / f"rank-{trainer.rank}.pt")
     leave()
+    # A thread may still wait for a message of a worker that is gone. An interpreter that ends may stop such a thread
+    # within C++, which aborts the process: so the process ends at once, and the interpreter does not.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _resume(trainer: Trainer, job: Job, out: Path) -> Begun:
