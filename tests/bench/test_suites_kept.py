@@ -1,11 +1,13 @@
 """What the suite said on many cores, and on slices of a GPU: hits, regret and errors, as the docs have them."""
 
 import json
+import shutil
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from trainplan import api
+from trainplan import api, files
 from trainplan.bench.results import read
 
 KEPT = Path(__file__).parents[2] / "benchmarks" / "data"
@@ -52,11 +54,46 @@ def test_on_slices_with_all_cores_the_pick_is_better_than_a_rule() -> None:
     assert ways["ours"]["mean_regret"] < 0.1 < 0.6 < ways["constant"]["mean_regret"] < ways["thesis"]["mean_regret"]
 
 
-@pytest.mark.xfail(strict=True, reason="pipelines are predicted too fast where hosts take the time (docs/accuracy.md)")
-def test_on_slices_the_pick_is_the_fastest_or_as_good() -> None:
-    ways = of("suite-slices-16-cores", again=True)
+def test_on_slices_again_all_are_nearer_but_not_near_enough() -> None:
+    """As docs/bench.md has it: one device is right, all others are predicted too fast."""
+    ways, anew = of("suite-slices-again"), of("suite-slices-again", again=True)
+    assert [(w["ours"]["hits"], w["ours"]["cases"]) for w in (ways, anew)] == [(2, 6), (3, 6)]
+    assert anew["ours"]["mean_regret"] < ways["ours"]["mean_regret"] < 0.12 < 0.5 < ways["constant"]["mean_regret"]
+    found = api.bench_accuracy([str(KEPT / "suite-slices-again")]).to_json()["errors"]["system"]
+    medians = {row["group"]: row["median"] for row in found}
+    assert medians["single"] < 0.015
+    assert max(medians[name] for name in ("ddp", "zero1", "dapple")) < 0.12
+    assert max(medians[name] for name in PIPELINES) < 0.26
+
+
+@pytest.mark.parametrize(("dispatch_s", "hits"), [(0.0, 3), (3e-4, 5)])
+def test_what_an_instruction_takes_of_the_host_decides_on_slices(tmp_path: Path, dispatch_s: float, hits: int) -> None:
+    """The constant that nobody measures, at what was seen of it."""
+    folder = shutil.copytree(KEPT / "suite-slices-again", tmp_path / "suite")
+    (file,) = folder.glob("*.cluster.json")
+    there = json.loads(file.read_text())
+    there["data"]["dispatch_s"] = dispatch_s
+    file.write_text(json.dumps(there))
+    ours = next(w for w in api.bench_accuracy([str(folder)], again=True).to_json()["summaries"] if w["way"] == "ours")
+    assert (ours["hits"], ours["cases"]) == (hits, 6)
+    assert (ours["mean_regret"] < 0.012) == (hits == 5)
+
+
+@pytest.mark.xfail(strict=True, reason="what the engine takes of a host is not measured (docs/accuracy.md)")
+@pytest.mark.parametrize("folder", ["suite-slices-16-cores", "suite-slices-again"])
+def test_on_slices_the_pick_is_the_fastest_or_as_good(folder: str) -> None:
+    ways = of(folder, again=True)
     assert ways["ours"]["hits"] >= 0.9 * ways["ours"]["cases"]
     assert ways["ours"]["mean_regret"] < 0.03
+
+
+def test_threads_beside_a_host_do_not_slow_it_down_by_much() -> None:
+    """Not by more than a fifth, where pipelines were off by half."""
+    rows = files.read(KEPT / "hosts-gpu.json", "hosts")["rows"]
+    alone = median(row["issue_s"] for row in rows if row["beside"] == "nothing")
+    ratios = [row["issue_s"] / alone for row in rows if row["beside"] != "nothing"]
+    assert len(ratios) == 10
+    assert 1.0 < min(ratios) < max(ratios) < 1.215
 
 
 def test_what_hosts_take_on_slices_is_as_the_page_has_it() -> None:
