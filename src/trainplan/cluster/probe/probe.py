@@ -24,7 +24,7 @@ from trainplan.units import gib, percent
 FULL_S, QUICK_S = 14.0, 4.5  # of measuring; starting the workers comes on top
 FULL_ROUNDS, QUICK_ROUNDS = 4, 3  # at the least
 MOST_WORKERS = 256
-MEASURES = 5  # counts up when a probe measures more than before: what was remembered then is not enough
+MEASURES = 6  # counts up when a probe measures more than before, or otherwise: what was remembered then will not do
 DISTURBED = 0.1  # share of the machine that others may use before a probe says so
 
 Progress = Callable[[str, float], None]
