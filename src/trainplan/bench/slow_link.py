@@ -13,7 +13,7 @@ process of ours (`relay.py`), which holds to both. Making namespaces needs root.
 What passes is TCP, so whoever decides how much of it may be on its way decides, too, whether the link holds to its
 rate. Where that is BBR, the default of some machines, a connection sends four packets at a time for 200 ms once in ten
 seconds, to see how long an empty link takes: a step of training that this falls into takes a third longer. Here it is
-Reno, which every kernel has and every namespace may choose, and which is held back by losses alone; there are none.
+Reno, which every kernel has and every namespace may choose. Losses alone hold it back, which a long queue prevents.
 """
 
 from __future__ import annotations
