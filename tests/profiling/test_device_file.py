@@ -372,6 +372,16 @@ def test_a_chain_that_cannot_be_made_is_missing_and_the_rest_is_read(monkeypatch
     assert set(lane.issue) == rest
 
 
+def test_a_chain_that_no_round_could_read_is_missing(monkeypatch):
+    """A host that is interrupted in every round: nothing is made up for it."""
+    monkeypatch.setattr(issue._Pair, "seconds", lambda pair: (-1e-6, 1e-6))
+    lane = issue.HostLane(issue.Lane(torch.device("cpu"), lambda: None, lambda seconds: None))
+    lane.read()
+    assert lane.issue == {}
+    assert set(lane.missing) == {f"host.{name}" for name in (*issue.FAMILIES, "mixed")}
+    assert "in each of 1 rounds" in lane.missing["host.elementwise"]
+
+
 def test_what_cannot_be_measured_is_refused(monkeypatch):
     monkeypatch.setattr("trainplan.profile.device.measure.work", None)
     with pytest.raises(RunError, match=r"no product or no copy could be measured \(.*TypeError"):

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainplan.errors import InputError
 from trainplan.profile.device.families import family_of
 from trainplan.profile.device.file import Issue
 from trainplan.profile.operators import Recorder
@@ -157,8 +158,8 @@ class HostLane:
     """
 
     lane: Lane
-    missing: dict[str, str] = field(default_factory=dict)
     rounds: int = 0
+    _broken: dict[str, str] = field(default_factory=dict)
     _pairs: dict[str, _Pair] = field(default_factory=dict)
     _read: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     _updates: list[Updates] = field(default_factory=list)
@@ -171,13 +172,13 @@ class HostLane:
         try:
             self._steps = [_Step(count, self.lane) for count in (_FEW_TENSORS, _MANY_TENSORS)]
         except Exception as error:
-            self.missing["host.optimizer"] = _words(error)
+            self._broken["host.optimizer"] = _words(error)
 
     def _try(self, name: str, make: Callable[[], _Pair]) -> None:
         try:
             self._pairs[name] = make()
         except Exception as error:
-            self.missing[f"host.{name}"] = _words(error)
+            self._broken[f"host.{name}"] = _words(error)
 
     def read(self) -> None:
         """One round."""
@@ -190,6 +191,14 @@ class HostLane:
             few, many = (step.seconds() for step in self._steps)
             slope = max(0.0, (many - few) / (_MANY_TENSORS - _FEW_TENSORS))
             self._updates.append(Updates(max(0.0, few - _FEW_TENSORS * slope), slope))
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """What could not be made, and what no round could read."""
+        if not self.rounds:
+            return self._broken
+        why = f"a longer chain took less than a shorter one in each of {self.rounds} rounds: the host was busy"
+        return self._broken | {f"host.{name}": why for name in self._pairs if name not in self._read}
 
     @property
     def issue(self) -> dict[str, Issue]:
@@ -232,6 +241,9 @@ class Pace:
     """
 
     def __init__(self, lane: Lane, issue: Mapping[str, Issue]) -> None:
+        if "elementwise" not in issue:
+            why = "it does not say how long a host takes for operators element by element, which all others are like"
+            raise InputError("the pace of a host by a device file", why, "measuring the device again")
         self._pair = _mixed(lane)
         self._expected = sum(self._pair.expected(issue))
 
