@@ -173,7 +173,8 @@ def held(row: dict[str, Any]) -> None:
 
 
 def test_fifty_workers_were_killed() -> None:
-    """The record of all seeds, of which this suite runs one: none hung, and no update that was applied was lost."""
+    """The record of all seeds, of which this suite runs two, the first with one server and with two: none hung, and no
+    update that was applied was lost."""
     kept = json.loads(KEPT.read_text())
     assert (kept["command"], kept["plans"], kept["steps"]) == (COMMAND, PLANS, STEPS)
     assert [(row["of"], row["seed"]) for row in kept["rows"]] == [

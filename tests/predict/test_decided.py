@@ -190,6 +190,18 @@ def test_what_does_not_go_together_is_refused(line: str) -> None:
     assert instead in caught.value.instead
 
 
+def test_the_credit_that_is_suggested_is_as_fast_as_one_that_is_chosen() -> None:
+    """Not the least that is accepted, with which a step is thousands of rounds."""
+    profile = layers([1, 1, 1])
+    with pytest.raises(PlanError) as caught:
+        solve(parse("bytescheduler dp=2 credit=0"), profile, cluster(4), 8)
+    credit = caught.value.instead.split(", or ")[0]
+    suggested, chosen = (
+        solve(parse(f"bytescheduler dp=2 {word}"), profile, cluster(4), 8).step_s for word in (credit, "")
+    )
+    assert suggested == pytest.approx(chosen, rel=0.05)
+
+
 @pytest.mark.system("p3", "P")
 def test_p3_under_a_pipeline_lets_the_first_stage_begin_sooner() -> None:
     """The next step begins on the first stage, whose backward pass ends last: its first block need wait for no other.

@@ -102,6 +102,23 @@ def test_a_suggestion_is_accepted(line: str, why: str, then: dict) -> None:
 @pytest.mark.parametrize(
     "line",
     [
+        "dp=2 bucket=-5", "dp=2 bucket=5parsec", "horovod dp=2 threshold=-1", "p3 dp=2 threshold=-1KiB",
+        "p3 dp=2 slice=-1", "bytescheduler dp=2 credit=-1", "bytescheduler dp=2 credit=0",
+        "bytescheduler dp=2 slice=1MiB credit=0",
+    ],
+)  # fmt: skip
+def test_whatever_is_suggested_for_a_size_is_accepted_by_a_small_model(line: str) -> None:
+    """All that is suggested, and not the first alone; the gradients of this model are smaller than all usual sizes."""
+    with pytest.raises(PlanError) as refused:
+        solved(line)
+    for way in refused.value.instead.split(", or "):
+        found = solved(applied(line, way.removeprefix("one such as ")))
+        assert replace(solved(text(found)), key=found.key) == found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
         "horovod", "p3", "p3 slice=1MiB", "bytescheduler", "bytescheduler credit=5B", "bytescheduler credit=1KiB",
         "bytescheduler slice=3B", "bytescheduler slice=1MiB", "pace", "pace slice=1MiB",
     ],

@@ -25,7 +25,7 @@ def check_decided(plan: Plan, asked: str) -> None:
             raise PlanError(asked, f"{field} is a number of {' and '.join(others)}", instead)
         if field in own and field in _LEAST and value < _LEAST[field]:
             why = f"exchange={plan.exchange} wants {field} of {_LEAST[field]:g} or more, and it is {value:g}"
-            raise PlanError(asked, why, f"{field}={f'{plan.slice}B' if field == 'credit' else usual}")
+            raise PlanError(asked, why, f"{field}={usual}")
     if "fused" in own and (not plan.fused or min(plan.fused) < 1):
         why = "pace says how many gradients each fused tensor has, at least one"
         raise PlanError(asked, why, f"fused={_USUAL['fused']}, or leaving it open")

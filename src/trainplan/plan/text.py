@@ -128,7 +128,9 @@ def _value(field: str, value: str, line: str) -> Any:
         try:
             return parse_bytes(value)
         except InputError as error:
-            raise PlanError(asked, error.why, f"leaving {field} out, or one such as {field}=25MiB") from None
+            # Only these have a size that no model refuses: what is larger than all gradients is, but for one MiB.
+            such = f", or one such as {field}=1MiB" if field in ("bucket", "threshold") else ""
+            raise PlanError(asked, error.why, f"leaving {field} out{such}") from None
     if field == "cycle":
         try:
             return parse_seconds(value)

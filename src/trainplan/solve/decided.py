@@ -60,13 +60,18 @@ def check_numbers(request: Request, profile: Profile, world: int) -> None:
         size = getattr(request, field)
         if field in published and size is not None and size > published[field]:
             no_larger(field, size, profile, asked)
-    if not request.credit or request.exchange != "bytescheduler":
+    if request.credit is None or request.exchange != "bytescheduler":
         return
+    if request.credit < 1:
+        why = f"exchange=bytescheduler wants credit of 1 or more, and it is {request.credit}"
+        raise PlanError(asked, why, f"credit={max(published['credit'], request.slice or 0)}B, or leaving credit out")
     # Without a slice: the smallest that there may be, since then it is chosen with the credit.
     least = -(-sum(own) // MOST_PARTS) if request.slice is None else min(request.slice, max(own, default=0))
     if request.credit < least:
         why = f"one slice is always let go, and a credit of {request.credit} bytes is less than one of {least}"
-        raise PlanError(asked, why, f"credit={least}B")
+        # As little as that is accepted, and slow: every slice has its round. Whoever asked for none gets larger ones.
+        first = "leaving credit out, or " if request.slice is None else ""
+        raise PlanError(asked, why, f"{first}credit={least}B")
 
 
 def begun(sketch: Plan, request: Request, profile: Profile, cluster: Cluster, batch: int) -> Plan:
