@@ -262,6 +262,7 @@ def run(
     max_restarts: int = 0,
     dry_run: bool = False,
     elastic: str = "",
+    again: str = "",
     *,
     inputs: Any = None,
     loss: Any = None,
@@ -273,7 +274,7 @@ def run(
     data. `max_restarts`: how often all ranks are started again when one fails, from the last checkpoint of the run
     (`save_every`). `dry_run`: only write the job, and say how torchrun starts it. `elastic`: MIN:MAX workers; when some
     are lost, or another number of them is written to the file `workers` in `out`, it goes on under the best plan for
-    those that there are then.
+    those that there are then. `again`: a run's folder; what was decided in it while running is repeated, not decided.
 
     On several machines (`nnodes`), every one runs the same command with the same `endpoint`. They need not share a
     folder: the results are gathered on one of them, and the others' answer says which.
@@ -283,7 +284,7 @@ def run(
     from trainplan.starting import start as begin
 
     fields: dict[str, Any] = {"data": data, "samples": samples, "resume": resume, "seed": seed}
-    fields["save_every"] = save_every
+    fields |= {"save_every": save_every, "again": again}
     plan = runnable(plan)
     check_request(out, **fields)  # before a profile is measured, which takes its time
     bounds = bounds_of(elastic, save_every, nnodes, dry_run)

@@ -228,12 +228,13 @@ def run(
     elastic: Annotated[
         str, typer.Option(help="MIN:MAX workers: when some come (FOLDER/workers) or go, another plan goes on.")
     ] = "",
+    again: Annotated[str, typer.Option(help="A run's folder, whose order of pushes or sums is repeated.")] = "",
     json: Json = False,
 ) -> None:
     """Train under a plan on real processes; predicted beside measured at the end."""
     _answer(
         json, api.run, model, plan, cluster, batch, steps, profile, out, compile, data, samples, resume, save_every,
-        seed, nnodes, endpoint, max_restarts, dry_run, elastic,
+        seed, nnodes, endpoint, max_restarts, dry_run, elastic, again,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainplan.bench.kept_run import keep
 from trainplan.cluster.cluster import Cluster
+from trainplan.engine.agendas import check_again
 from trainplan.engine.checkpoint_servers import refuse_asynchronous
 from trainplan.engine.elastic import Change, train
 from trainplan.engine.job import Job
@@ -32,6 +33,7 @@ def prepare(
     fields: dict[str, Any],
 ) -> Prepared:  # fmt: skip
     """Write the job, and say how torchrun starts it."""
+    check_again(plan, fields["again"], steps, out, start["nnodes"], bool(fields["resume"]))
     check_data(name_of(s), s.batch, **fields)
     device = "cpu" if s.profile.device == "cpu" else "cuda"
     folder = Path(out or "trainplan-run").resolve()
@@ -89,6 +91,9 @@ def start_elastic(
     if steps < 1:
         raise PlanError(f"--steps {steps}", "a run has at least one step", "--steps 20")
     refuse_asynchronous(plan)
+    if fields.get("again"):
+        why = "what was decided under one plan is of no use to the next, and --elastic plans again"
+        raise InputError(f"--again {fields['again']}", why, "one of the two")
     workers = Workers(bounds, plan.world, s.cluster.world)
     check_data(name_of(s), s.batch, **fields)
     request = request_of(asked) if isinstance(asked, Plan) else asked

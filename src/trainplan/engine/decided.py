@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,9 @@ from trainplan.errors import RunError
 from trainplan.program.agenda import STATUS_BITS, Agenda, Buffer, Rule, check_agenda, choose, worth
 from trainplan.program.lower.parts import Part
 from trainplan.program.ops import Kind
+
+if TYPE_CHECKING:
+    from trainplan.engine.agendas import Log
 
 Note = Callable[[int, Kind, int, float, float, int], None]  # step, kind, unit, start, end, bytes
 _STATUS = (1 << STATUS_BITS) - 1
@@ -47,6 +51,7 @@ class Exchange:
         self.views = [flat[part.bucket][part.start : part.start + part.count] for part in parts]
         self.decided: dict[int, Agenda] = {}  # by step, of those that were asked for
         self.keeps = False  # whether decisions are kept
+        self.log: Log | None = None  # where all of them are, for a file
         self._parts_of: dict[int, list[int]] = {}
         for number, part in enumerate(parts):
             self._parts_of.setdefault(part.bucket, []).append(number)
@@ -143,6 +148,8 @@ class Exchange:
             agenda = self._rounds(step, self._script.pop(0) if self._script else None)
             if self.keeps:
                 self.decided[step] = agenda
+            if self.log is not None:
+                self.log.add(agenda)
             with self._change:
                 self._busy = False
                 self._change.notify_all()

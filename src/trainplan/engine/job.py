@@ -35,7 +35,7 @@ class Job:
     keep_state: bool = False  # leave weights and gradients in files, for `compare`
     double: bool = False  # compute in float64, for `compare`
     places: tuple[int, ...] = ()  # which device of its machine each rank has; none: in their order
-    again: str = ""  # the folder of a run whose order of pushes asynchronous servers repeat
+    again: str = ""  # the folder of a run whose order is repeated: of pushes to asynchronous servers, of decided sums
 
     def save(self) -> Path:
         path = Path(self.out) / "job.json"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import files
+from trainplan.engine.agendas import check_again
 from trainplan.engine.checkpoint_servers import refuse_asynchronous
 from trainplan.engine.endpoint import check
 from trainplan.engine.faults import failure
@@ -63,6 +64,7 @@ def start(
     check_request(out, **fields)
     if fields.get("save_every") or fields.get("resume"):
         refuse_asynchronous(plan)
+    check_again(plan, fields.get("again", ""), steps, out, nnodes, bool(fields.get("resume")))
     check_data(workload_text, batch, **fields)
     folder = fresh(out)
     job = Job(
@@ -92,7 +94,9 @@ def fresh(out: str | Path | None) -> Path:
     except OSError as error:
         raise InputError(f"--out {folder}", f"it cannot be made ({error.strerror})", "--out trainplan-run") from None
     # Ranks start when all nodes are there, so nothing of this run is removed, also where nodes share the folder.
-    for stale in (*folder.glob("rank-*"), *folder.glob("arrivals-*"), *folder.glob("elsewhere.json")):
+    for stale in (
+        path for name in ("rank-*", "arrivals-*", "agendas-*", "elsewhere.json") for path in folder.glob(name)
+    ):
         stale.unlink(missing_ok=True)
     return folder
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from trainplan import files, units
-from trainplan.engine import checkpoint
+from trainplan.engine import agendas, checkpoint
 from trainplan.engine.asynchronous import load as recorded
 from trainplan.engine.attempt import Begun, attempt, begun, keep_steps, kept_steps
 from trainplan.engine.faults import is_lost
@@ -31,6 +31,7 @@ from trainplan.engine.recorder import now
 from trainplan.engine.trainer import StepResult, Trainer, build
 from trainplan.engine.world import join, leave, tell, told
 from trainplan.errors import TrainplanError
+from trainplan.plan.decided import DECIDED
 from trainplan.plan.rules import of_replicas
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.reference import Reference
@@ -140,7 +141,11 @@ def _run(job: Job, out: Path) -> None:
         trainer.record_again = recorded(Path(job.again) / f"arrivals-{trainer.rank - plan.workers}.json")
     start = _resume(trainer, job, out)
     gradients = gradients_kept(trainer) if job.keep_state and not trainer.is_asynchronous else []
+    if job.again and plan.exchange in DECIDED:
+        agendas.follow(trainer, job.again, start.step + job.steps)
+    first = agendas.begin(trainer)
     measured = _train(trainer, job, out, start)
+    agendas.save(trainer, first, out)
     if trainer.is_asynchronous:
         _leave_alone(trainer, measured, job, out)
         return

@@ -185,11 +185,16 @@ def in_turn(rule: Rule) -> Agenda:
 
 
 def check_agenda(rule: Rule, agenda: Agenda) -> Agenda:
-    """The agenda itself, if every part goes exactly once."""
+    """The agenda itself, if every part goes exactly once, and together only what is of one type."""
     gone = sorted(part for buffers in agenda for buffer in buffers for part in buffer)
     if gone != list(range(len(rule.sizes))):
         why = f"it sends {len(gone)} parts, {len(set(gone))} of them different, and a step has {len(rule.sizes)}"
         raise InputError("an agenda to be replayed", why, "the agenda of a step of the same plan and model")
+    for buffer in (buffer for buffers in agenda for buffer in buffers):
+        kinds = sorted({rule.types[part] for part in buffer} if rule.types else ())
+        if len(kinds) > 1:
+            why = f"it has parts {', '.join(map(str, buffer))} go together, which are {' and '.join(kinds)}"
+            raise InputError("an agenda to be replayed", why, "the agenda of a step of the same plan and model")
     return agenda
 
 
