@@ -32,10 +32,23 @@ from trainplan.predict.flows import JOIN, Flows, balance, leave, no_flows
 from trainplan.program.ops import COMPUTES, RECEIVES, Kind
 from trainplan.program.program import Program, are
 from trainplan.program.timeline import Event, Timeline
-from trainplan.program.wiring import Wiring, go_on, wire
+from trainplan.program.wiring import Wiring, wire
 
 Floats = NDArray[np.float64]
 _COMPUTE = are(COMPUTES)
+# What playing knows of an operation lies side by side: it jumps from rank to rank, and each jump is then one line of
+# the cache instead of eight.
+_OP = np.dtype([
+    ("start", np.float64),  # until it runs: the latest end among those that it waits for
+    ("end", np.float64),  # until it runs: when its host has finished issuing it
+    ("run", np.float64),
+    ("issue", np.float64),
+    ("unmet", np.int32),  # how many it still waits for, and lists that must come to it
+    ("successors", np.int32),  # where those that wait for it stand, from here …
+    ("successors_end", np.int32),  # … to here
+    ("waiting", np.int32),  # the rank whose host waits for it to end, if there is exactly one
+])  # fmt: skip
+_NOBODY, _SEVERAL = -1, -2
 
 
 @dataclass(frozen=True)
@@ -87,11 +100,13 @@ def play(
     if slows or program.hosts_attend or wiring.free.any():
         start, end, order = events.play(program, wiring, run, issue, slowdown or Slowdown(), flows)
     else:
-        start, end, order = _play_lists(
-            program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet,
-            wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items, run, issue,
-            flows.card_start, flows.card_items, flows.share, np.minimum(flows.lead, run), flows.cards,
+        ops = np.empty(len(program), _OP)
+        order = _play_lists(
+            program.lists.start, program.lists.items, program.waits, wiring.unmet, wiring.successor_start,
+            wiring.successor_items, wiring.member_start, wiring.member_items, run, issue, flows.card_start,
+            flows.card_items, flows.share, np.minimum(flows.lead, run), flows.cards, ops,
         )  # fmt: skip
+        start, end = ops["start"].copy(), ops["end"].copy()
     if len(order) < len(program):
         raise ProgramError(
             f"program {program.title or 'without a title'}",
@@ -103,14 +118,18 @@ def play(
 
 @njit(cache=True)
 def _play_lists(
-    list_start: NDArray, list_items: NDArray, waits: NDArray, free: NDArray, unmet0: NDArray, succ_start: NDArray,
-    succ_items: NDArray, member_start: NDArray, member_items: NDArray, run: Floats, issue: Floats, card_start: NDArray,
-    card_items: NDArray, share: Floats, lead: Floats, cards: int,
-) -> tuple[Floats, Floats, NDArray]:  # fmt: skip
+    list_start: NDArray, list_items: NDArray, waits: NDArray, unmet: NDArray, succ_start: NDArray, succ_items: NDArray,
+    member_start: NDArray, member_items: NDArray, run: Floats, issue: Floats, card_start: NDArray, card_items: NDArray,
+    share: Floats, lead: Floats, cards: int, ops: NDArray,
+) -> NDArray:  # fmt: skip
+    """Fill `ops` with what is given and play it; the operations in the order in which they were found to end."""
     n, world = len(run), len(list_start) - 1
-    unmet = unmet0.copy()
-    # `start` holds the latest end among predecessors until the operation runs; `end` the time it was fully issued.
-    start, end = np.zeros(n), np.zeros(n)
+    for op in range(n):
+        at = ops[op]
+        at.start, at.end, at.run, at.issue = 0.0, 0.0, run[op], issue[op]
+        at.unmet, at.successors, at.successors_end = unmet[op], succ_start[op], succ_start[op + 1]
+        members = member_start[op + 1] - member_start[op]
+        at.waiting = _NOBODY if not waits[op] else member_items[member_start[op]] if members == 1 else _SEVERAL
     order = np.empty(n, np.int64)
     done = 0
     host = np.zeros(world)  # when the host of a rank is free to issue
@@ -126,48 +145,47 @@ def _play_lists(
     queue = [(0.0, 0, np.int64(0), 0, np.int64(0)) for _ in range(0)]
     serial = 0
     for rank in range(world):
-        top = go_on(
-            rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top, False, unmet,
-            host, free,
-        )  # fmt: skip
+        top = _go_on(rank, cursor, list_start, list_items, host, ops, stack, top)
     while True:
         while top > 0:
             top -= 1
             op = stack[top]
-            over = start[op] + run[op]
+            at = ops[op]
+            over = at.start + at.run
             if cards and card_start[op] < card_start[op + 1]:
                 if through[op] < 0:
                     boarding[boarded] = op
                     boarded += 1
                     continue
                 over = through[op]
-            over = max(over, end[op])
-            end[op] = over
+            over = max(over, at.end)
+            at.end = over
             order[done] = op
             done += 1
-            for k in range(succ_start[op], succ_start[op + 1]):
-                after = succ_items[k]
-                if over > start[after]:
-                    start[after] = over
-                unmet[after] -= 1
-                if unmet[after] == 0:
-                    stack[top] = after
+            for k in range(at.successors, at.successors_end):
+                after = ops[succ_items[k]]
+                if over > after.start:
+                    after.start = over
+                after.unmet -= 1
+                if after.unmet == 0:
+                    stack[top] = succ_items[k]
                     top += 1
-            if waits[op]:
+            if at.waiting >= 0:
+                if over > host[at.waiting]:
+                    host[at.waiting] = over
+                top = _go_on(at.waiting, cursor, list_start, list_items, host, ops, stack, top)
+            elif at.waiting == _SEVERAL:
                 for k in range(member_start[op], member_start[op + 1]):
                     rank = member_items[k]
                     if over > host[rank]:
                         host[rank] = over
-                    top = go_on(
-                        rank, cursor, list_start, list_items, waits, free, unmet, host, start, end, issue, stack, top,
-                        False, unmet, host, free,
-                    )  # fmt: skip
+                    top = _go_on(rank, cursor, list_start, list_items, host, ops, stack, top)
         # All that is known by now has been played; what is left waits for a flow. The next thing to happen to the
         # flows is therefore the next in the queue: whatever comes later is a consequence of it.
         while boarded > 0:
             boarded -= 1
             flow = boarding[boarded]
-            heapq.heappush(queue, (start[flow] + lead[flow], serial, flow, JOIN, np.int64(0)))
+            heapq.heappush(queue, (ops[flow].start + lead[flow], serial, flow, JOIN, np.int64(0)))
             serial += 1
         if len(queue) == 0:
             break
@@ -186,7 +204,34 @@ def _play_lists(
         serial = balance(
             queue, serial, now, flows, count, card_start, card_items, share, load, left, since, factor, version, alone
         )  # fmt: skip
-    return start, end, order[:done]
+    return order[:done]
+
+
+@njit(cache=True, inline="always")
+def _go_on(
+    rank: int, cursor: NDArray, list_start: NDArray, list_items: NDArray, host: Floats, ops: NDArray, stack: NDArray,
+    top: int,
+) -> int:  # fmt: skip
+    """Let the host of a rank go on, up to and with the next operation that it waits for.
+
+    What can run now is put on the stack, whose new height is returned.
+    """
+    while cursor[rank] < list_start[rank + 1]:
+        op = list_items[cursor[rank]]
+        at = ops[op]
+        cursor[rank] += 1
+        if host[rank] > at.start:
+            at.start = host[rank]
+        host[rank] += at.issue
+        if host[rank] > at.end:
+            at.end = host[rank]
+        at.unmet -= 1
+        if at.unmet == 0:
+            stack[top] = op
+            top += 1
+        if at.waiting != _NOBODY:
+            break
+    return top
 
 
 def seconds_by_kind(program: Program, table: dict[Kind, float]) -> Floats:

@@ -156,7 +156,7 @@ def go_on(
     What can run now is put on the stack, whose new height is returned. `ready` is when everything that an operation
     waits for is there, `issued` when its host has finished issuing it, `heard` when the last of the collectives that
     its host waits for was over; a host that is `kept` has issued an operation that it waits for. Where hosts do not
-    attend to collectives, the last three are not looked at: a constant `attends` leaves nothing of them in the code.
+    attend to collectives, the last three are not looked at.
     """
     if free[rank]:
         return top
