@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from trainplan.cluster.cluster import Slowdown
 from trainplan.predict.flows import END, JOIN, START, Flows, balance, leave
+from trainplan.predict.hosts import go_on, hear
 from trainplan.program.exchanges import BY_ROUNDS
 from trainplan.program.ops import SHARED_OUT, SPECS, Kind, Lane
 from trainplan.program.policies import goes_before
 from trainplan.program.program import CostClass, Program
 from trainplan.program.staleness import UNKNOWN, pushed
-from trainplan.program.wiring import Wiring, go_on, hear
+from trainplan.program.wiring import Wiring
 
 Floats = NDArray[np.float64]
 # What an operation does to compute beside it.

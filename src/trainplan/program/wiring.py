@@ -18,9 +18,16 @@ from numpy.typing import NDArray
 from trainplan.program.ops import COLLECTIVES, COMPUTES
 from trainplan.program.program import Bools, Ints, Program, Ragged, are, nonzero
 
-Floats = NDArray[np.float64]
 Small = NDArray[np.int32]  # walking the graph is bound by memory, and no program has 2³¹ operations
 _COMPUTE, _COLLECTIVE = are(COMPUTES), are(COLLECTIVES)
+# What is known of an operation lies side by side: playing jumps from rank to rank, and misses the cache once a jump.
+_OP = np.dtype([
+    ("unmet", np.int32),  # how many it still waits for, and lists that must come to it
+    ("successors", np.int32),  # where those that wait for it stand, from here …
+    ("successors_end", np.int32),  # … to here
+    ("attended", np.int32),  # how many collectives its host still waits for before it issues it
+    ("waits", np.bool_),  # whether its host waits for it to end
+], align=True)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -144,66 +151,12 @@ def _successors(
     return start[: n + 1], items, unmet
 
 
-@njit(cache=True, inline="always")
-def go_on(
-    rank: int, cursor: Ints, list_start: Ints, list_items: Ints, waits: Bools, free: Bools, unmet: Small, host: Floats,
-    ready: Floats, issued: Floats, issue: Floats, stack: Small, top: int, attends: bool, attended: Small, heard: Floats,
-    kept: Bools,
-) -> int:  # fmt: skip
-    """Let the host of a rank go on, up to and with the next operation that it waits for, or up to one before which it
-    waits for collectives (`attended` is how many of them are not over).
-
-    What can run now is put on the stack, whose new height is returned. `ready` is when everything that an operation
-    waits for is there, `issued` when its host has finished issuing it, `heard` when the last of the collectives that
-    its host waits for was over; a host that is `kept` has issued an operation that it waits for. Where hosts do not
-    attend to collectives, the last three are not looked at.
-    """
-    if free[rank]:
-        return top
-    while cursor[rank] < list_start[rank + 1]:
-        op = list_items[cursor[rank]]
-        if attends:
-            if attended[op] > 0:
-                break
-            if heard[op] > host[rank]:
-                host[rank] = heard[op]
-        cursor[rank] += 1
-        if host[rank] > ready[op]:
-            ready[op] = host[rank]
-        host[rank] += issue[op]
-        if host[rank] > issued[op]:
-            issued[op] = host[rank]
-        unmet[op] -= 1
-        if unmet[op] == 0:
-            stack[top] = op
-            top += 1
-        if waits[op]:
-            if attends:
-                kept[rank] = True
-            break
-    return top
-
-
-@njit(cache=True, inline="always")
-def hear(after: int, over: float, attended: Small, heard: Floats) -> bool:
-    """A collective that an operation waits for is over: whether its host has now heard of all that it waits for.
-
-    A collective and what computes hold no resource in common, so whoever computes after one reads what it makes.
-    """
-    if attended[after] == 0:
-        return False
-    attended[after] -= 1
-    if over > heard[after]:
-        heard[after] = over
-    return attended[after] == 0
-
-
 def stuck(program: Program, wiring: Wiring) -> Ints:
     """The operations that can never run; empty for a program that ends."""
     done = run_without_time(
-        program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet.copy(),
-        wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items,
-        wiring.attended.copy(), program.rank, _COLLECTIVE[program.kind],
+        program.lists.start, program.lists.items, program.waits, wiring.free, wiring.unmet,
+        wiring.successor_start, wiring.successor_items, wiring.member_start, wiring.member_items, wiring.attended,
+        program.rank, _COLLECTIVE[program.kind],
     )  # fmt: skip
     return nonzero(~done)
 
@@ -213,44 +166,66 @@ def run_without_time(
     list_start: Ints, list_items: Ints, waits: Bools, free: Bools, unmet: Small, succ_start: Small, succ_items: Small,
     member_start: Small, member_items: Small, attended: Small, rank_of: Ints, collective: Bools,
 ) -> Bools:  # fmt: skip
+    """Of every operation, whether it runs at all if nothing takes any time."""
     n, world = len(unmet), len(list_start) - 1
     done = np.zeros(n, np.bool_)
-    nothing = np.zeros(n)  # seconds: nothing takes any, and everything happens at once
+    ops = np.empty(n, _OP)
     attends, kept = len(attended) > 0, np.zeros(world, np.bool_)
-    host = np.zeros(world)
     cursor = list_start[:-1].copy()
     stack = np.empty(n, np.int32)
     top = 0
     for op in range(n):
-        if unmet[op] == 0:
+        at = ops[op]
+        at.unmet, at.successors, at.successors_end, at.waits = unmet[op], succ_start[op], succ_start[op + 1], waits[op]
+        at.attended = attended[op] if attends else 0
+        if at.unmet == 0:
             stack[top] = op
             top += 1
     for rank in range(world):
-        top = go_on(
-            rank, cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing, nothing, stack, top,
-            attends, attended, nothing, kept,
-        )  # fmt: skip
+        top = _come_to(rank, cursor, list_start, list_items, free, kept, ops, stack, top)
     while top > 0:
         top -= 1
         op = stack[top]
         done[op] = True
-        for k in range(succ_start[op], succ_start[op + 1]):
-            after = succ_items[k]
-            unmet[after] -= 1
-            if unmet[after] == 0:
-                stack[top] = after
+        at = ops[op]
+        for k in range(at.successors, at.successors_end):
+            after = ops[succ_items[k]]
+            after.unmet -= 1
+            if after.unmet == 0:
+                stack[top] = succ_items[k]
                 top += 1
-            told = attends and collective[op] and hear(after, 0.0, attended, nothing)
-            if told and not kept[rank_of[after]]:
-                top = go_on(
-                    rank_of[after], cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing, nothing,
-                    stack, top, attends, attended, nothing, kept,
-                )  # fmt: skip
-        if waits[op]:
+            if attends and collective[op] and after.attended > 0:
+                after.attended -= 1
+                rank = rank_of[succ_items[k]]
+                if after.attended == 0 and not kept[rank]:
+                    top = _come_to(rank, cursor, list_start, list_items, free, kept, ops, stack, top)
+        if at.waits:
             for k in range(member_start[op], member_start[op + 1]):
                 kept[member_items[k]] = False
-                top = go_on(
-                    member_items[k], cursor, list_start, list_items, waits, free, unmet, host, nothing, nothing,
-                    nothing, stack, top, attends, attended, nothing, kept,
-                )  # fmt: skip
+                top = _come_to(member_items[k], cursor, list_start, list_items, free, kept, ops, stack, top)
     return done
+
+
+@njit(cache=True, inline="always")
+def _come_to(
+    rank: int, cursor: Ints, list_start: Ints, list_items: Ints, free: Bools, kept: Bools, ops: NDArray, stack: Small,
+    top: int,
+) -> int:  # fmt: skip
+    """Let the host of a rank go on, up to and with the next operation that it waits for, or up to one before which it
+    waits for collectives. What can run now is put on the stack, whose new height is returned."""
+    if free[rank]:
+        return top
+    while cursor[rank] < list_start[rank + 1]:
+        op = list_items[cursor[rank]]
+        at = ops[op]
+        if at.attended > 0:
+            break
+        cursor[rank] += 1
+        at.unmet -= 1
+        if at.unmet == 0:
+            stack[top] = op
+            top += 1
+        if at.waits:
+            kept[rank] = True
+            break
+    return top

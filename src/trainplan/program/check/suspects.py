@@ -81,8 +81,8 @@ def _suspects(
     )  # fmt: skip
     found[_FRESH] = stale.any()
     done = run_without_time(
-        list_start, list_items, waits, free, unmet.copy(), successor_start, successor_items, member_start,
-        member_items, attended.copy(), rank, group >= 0,
+        list_start, list_items, waits, free, unmet, successor_start, successor_items, member_start,
+        member_items, attended, rank, group >= 0,
     )  # fmt: skip
     found[_ENDS] = not done.all()
     found[_ORDERED] = not order.in_order(list_start, list_items, group, listed)
