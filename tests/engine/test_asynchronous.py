@@ -18,12 +18,14 @@ from trainplan.engine.worker import own_loss
 from trainplan.errors import PlanError
 from trainplan.plan.keys import part_of
 from trainplan.plan.plan import Plan, plan
+from trainplan.profile.capture.captured import capture
 from trainplan.profile.structure import structure
 from trainplan.program.lower import lower
 from trainplan.program.lower.backend import backend
 from trainplan.program.lower.layout import Layout
 from trainplan.program.ops import Kind
 from trainplan.program.staleness import State
+from trainplan.workload.workload import Batch, Loss, Workload
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 SIZES = (8, 7, 8, 8)
@@ -71,6 +73,40 @@ def test_replay(exchange: str, model: str, optimizer: str, choices: dict, fields
     )
     hold(planned, second, want)
     assert [order(found.record) for found in second[planned.workers :]] == [order(record) for record in records]
+
+
+@pytest.mark.parametrize(
+    ("pushes", "staleness", "weights"),
+    [
+        ("AABAB", (0, 0, 2, 1, 1), (0.25, 0.4375, 1.1875, 1.328125, 1.78125)),
+        ("ABABAB", (0, 1, 1, 1, 1, 1), (0.25, 1.0, 1.1875, 1.6875, 1.640625, 1.96875)),
+    ],
+)
+def test_worked_orders(pushes: str, staleness: tuple[int, ...], weights: tuple[float, ...]) -> None:
+    """One weight, from nought; A wants it to be 1, B 3, each by a quarter of the way that was left when it pulled,
+    right after its own push. (A push has a worker's half of the batch, so the rate is a half.)"""
+    net, goals = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64), (1.0, 3.0)
+    torch.nn.init.zeros_(net.weight)
+    targets = torch.tensor(goals, dtype=torch.float64)[:, None]
+
+    def batch(samples: int, seed: int) -> Batch:
+        return Batch(samples, (torch.ones(samples, 1, dtype=torch.float64),), {}, targets[:samples])
+
+    loss = Loss(lambda output, wanted: 0.5 * torch.nn.functional.mse_loss(output, wanted), lambda own: own.samples)
+    job = Workload("one", lambda: copy.deepcopy(net), batch, loss, lambda own: torch.optim.SGD(own, 0.5), 2, 2)
+    captured = capture(net, job.inputs(2, 0), job.loss, device="cpu")
+    chosen = plan(blocks=len(captured.blocks), dp=2, exchange="ps-asp", servers=1, bucket=8)
+    shape = structure(captured, job, job.inputs(2, 0))
+    record, versions = list[Applied](), [0, 0]
+    for update, letter in enumerate(pushes):
+        worker = "AB".index(letter)
+        number = sum(entry.worker == worker for entry in record)
+        record.append(Applied(worker, number, float(update), update - versions[worker], (worker,)))
+        versions[worker] = update + 1
+        values = {name: tensor.detach().clone() for name, tensor in jobs.values_of(net).items()}
+        found = replay(chosen, job, captured, shape, values, lambda step: job.inputs(2, step), 7, [record])
+        assert [float(weight) for weight in found.weights[0].values()] == [weights[update]]
+    assert tuple(entry.staleness for entry in record) == staleness
 
 
 def order(record: list[Applied]) -> list[tuple[int, tuple[int, ...]]]:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
-from trainplan.predict import collectives
+from trainplan.predict import collectives, nccl
 from trainplan.predict.exchanges import in_rounds, summed
-from trainplan.program.exchanges import BY_ROUNDS, HIERARCHICAL
+from trainplan.program.exchanges import BY_ROUNDS, HIERARCHICAL, TELLING
 from trainplan.program.ops import Kind
 from trainplan.program.program import CostClass
 
@@ -70,6 +70,28 @@ def test_worked_numbers_of_hierarchical() -> None:
     # What passes the cards can be slowed down by others, what happens inside the nodes cannot.
     assert shared.bytes_s == pytest.approx(0.1, **CLOSE)
     assert dict(shared.cards) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0})
+
+
+def test_worked_numbers_of_recursive_doubling() -> None:
+    """Everything to one rank a round, to one twice as far away each time: so ranks tell each other what is ready. (No
+    sum goes that way, since all others send less.)"""
+    assert [1e3 * seconds(TELLING, ranks) for ranks in (2, 4, 8)] == pytest.approx([110.05, 220.1, 330.15], **CLOSE)
+
+
+def test_worked_numbers_of_a_double_tree() -> None:
+    """2 ⌈log₂ W⌉ α + 2 B β + B γ. Between nodes NCCL has one; we have its seconds, not its rounds: what adding takes is
+    in the rate that it reaches (here 10 ms), and so is that this is 0.92 of a ring's."""
+    for ranks, worked in ((2, 210.1), (4, 210.2), (8, 210.3)):
+        network = Link("network", ALPHA, 1 / BETA)
+        lie = nccl.Lie(ranks, nodes=ranks, most=1, inside=network, network=network, ring=1 / BETA)
+        assert 1e3 * (lie.up_and_down + 2 * B * BETA + B * GAMMA) == pytest.approx(worked, **CLOSE)
+        device = Device("gpu", 2**30, {}, math.inf)
+        inside = Link("inside", 0.0, 1e15, reached=1.0)
+        there = Cluster("test", (Node("node", (device,), inside, network),) * ranks, "nccl")
+        found = nccl.all_reduce(there, tuple(range(ranks)), B)
+        ring, rate = 2 * (ranks - 1), nccl.CARDS / BETA
+        ways = (ring * ALPHA + ring / ranks * B / rate, lie.up_and_down + 2 * B / (nccl.TREE * rate))
+        assert found == pytest.approx(lie.lead(B) + min(ways), **CLOSE)
 
 
 def closed_form(word: str, w: int, b: float, alpha: float, beta: float, gamma: float) -> float:

@@ -42,6 +42,26 @@ def test_worked_bytes(zero: int) -> None:
         assert {sum(states(program, rank)) for rank in range(8)} == {gigabytes[zero] * 10**9}
 
 
+@pytest.mark.parametrize(
+    ("weights", "ranks", "kept", "gigabytes"),
+    [
+        (7.5e9, 64, 12, (120, 31.40625, 16.640625, 1.875)),  # Adam: a copy in fp32 and two moments
+        (1e9, 8, 12, (16, 5.5, 3.75, 2)),
+        (1e9, 8, 8, (12, 5, 3.25, 1.5)),  # momentum
+    ],
+)
+def test_worked_bytes_in_two_bytes_a_weight(
+    weights: float, ranks: int, kept: int, gigabytes: tuple[float, ...]
+) -> None:  # fmt: skip
+    """ZeRO's own table: weights and gradients of two bytes, and so many of the optimizer."""
+    blocks, each = 4, int(weights) // 4
+    profile = chain(blocks, state_bytes_per_parameter=float(kept))
+    profile = replace(profile, parameters=tuple(Parameter(f"w{i}", (i,), each, 2 * each) for i in range(blocks)))
+    for zero, wanted in enumerate(gigabytes):
+        program = lower(plan(dp=ranks, blocks=blocks, zero=zero, bucket=10**9), profile, ranks)
+        assert {sum(states(program, rank)) for rank in range(0, ranks, 7)} == {wanted * 10**9}
+
+
 def any_model(counts: list[int]) -> Profile:
     """A block for each, and one tied weight over all of them."""
     profile = chain(len(counts), state_bytes_per_parameter=8.0)

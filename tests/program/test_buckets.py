@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synthetic import chain
-from tests.program.ddp_worker import train
+from tests.program.ddp_worker import DEFAULT, UNUSED, UNUSED_CAP_4, train
 from tests.program.strategies import examples
 from trainplan.plan.plan import plan
 from trainplan.program.lower import lower
@@ -24,6 +24,13 @@ TABLE = {
     4: [[2, 16], [8], [4], [0.5, 0.5]],
     1: [[2], [16], [8], [4], [0.5, 0.5]],
 }
+# What no plan asks for: the limits that torch has by itself (1 MiB first, then 25), and parameters that may be unused,
+# which are put together from the first step on in the order of the model, from its end, and never again.
+OF_TORCH = {
+    DEFAULT: [[2], [16, 8, 4], [0.5, 0.5]],
+    UNUSED: [[2], [4, 8, 16], [0.5, 0.5]],
+    UNUSED_CAP_4: [[2], [16], [8], [0.5, 0.5, 4]],
+}
 
 
 def filled(layers, limit: float, unit: int) -> list[list[float]]:
@@ -39,14 +46,16 @@ def test_the_worked_table(limit: int) -> None:
 
 
 def test_torch_ddp_fills_its_buckets_by_the_same_rule(tmp_path) -> None:
-    """Two processes, a hook that notes the bytes of every bucket; a 32nd of the sizes, so that it is quick."""
+    """Two processes, a hook that notes the bytes of every bucket; a 32nd of the sizes, so that it is quick, but where
+    the limits are torch's own."""
     unit = MIB // 32
     sizes = [int(layer * unit) for layer in LAYERS]
-    caps = [limit / 32 for limit in TABLE]
+    told = [*(limit / 32 for limit in TABLE), 100 * KIB / MIB, *OF_TORCH]
+    whole = [int(layer * MIB) for layer in LAYERS]
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
     workers = [
-        context.Process(target=train, args=(rank, str(tmp_path), sizes, [*caps, 100 * KIB / MIB], send), daemon=True)
+        context.Process(target=train, args=(rank, str(tmp_path), sizes, told, whole, send), daemon=True)
         for rank in range(2)
     ]
     for worker in workers:
@@ -61,6 +70,11 @@ def test_torch_ddp_fills_its_buckets_by_the_same_rule(tmp_path) -> None:
             worker.join(20)
             worker.kill()
     assert reports[0] == reports[1]
+    for own, table in OF_TORCH.items():
+        first, *later = reports[0].pop(own)
+        sums = [int(sum(bucket) * MIB) for bucket in table]
+        assert first == ([sum(whole)] if own == DEFAULT else sums)
+        assert later == [sums] * 2
     for cap, steps in reports[0].items():
         first, *later = steps
         assert first == [sum(sizes)]  # one bucket with everything, before it knows the order of arrival
