@@ -19,10 +19,10 @@ SLOW = "exchanges-slow", "exchanges-slow-and-late"
 MACHINES = {  # what is told together of them
     "two cores": ("accuracy-2-cores",),
     "sixteen cores": ("accuracy-16-cores", "accuracy-16-cores-gpt", "orders-cores", "exchanges-cores"),
-    "slices of an H200": ("orders-gpu", "exchanges-gpu", "exchanges-gpu-gpt"),
+    "slices of an H200": ("orders-gpu", "exchanges-gpu", "exchanges-gpu-gpt", "exchanges-gpu-mobilenet"),
     "two cores, 1 Gbit/s": (*SLOW, *(f"{name}-servers" for name in SLOW)),
 }
-ACCURACY = *(name for names in MACHINES.values() for name in names), "exchanges-gpu-mobilenet"
+ACCURACY = tuple(name for names in MACHINES.values() for name in names)
 ESTIMATED = "estimates-blind"  # on one device, by a file of it
 
 

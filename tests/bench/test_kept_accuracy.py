@@ -1,6 +1,8 @@
 """What was predicted and measured on each machine, as docs/accuracy.md has it: errors within the goal, or told."""
 
 import json
+import re
+import runpy
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
+PAGE = DATA.parents[1] / "docs" / "accuracy.md"
 SLOW = "exchanges-slow", "exchanges-slow-and-late"
 ORDERS = "naive", "gpipe", "1f1b"
 GPT = "gpt:layers=6,hidden=256,heads=4,seq=128,vocab=1024"
@@ -21,10 +24,18 @@ TOGETHER = [  # what the page gives one median for
     ("exchanges-cores",),
     ("exchanges-gpu", "exchanges-gpu-gpt"), *((name,) for name in SLOW), *((f"{name}-servers",) for name in SLOW),
 ]  # fmt: skip
+MOBILENET = "exchanges-gpu-mobilenet"  # on slices, where hosts take the time
 TOLD = {  # rows over 25 %, each explained there
-    "accuracy-2-cores": 1,
-    "exchanges-cores": 1, "exchanges-gpu-gpt": 1, "exchanges-slow-and-late": 1, "exchanges-slow-and-late-servers": 1,
-}  # fmt: skip
+    "accuracy-2-cores": [(GPT, "pp=2 schedule=naive micro=4 stages=2")],
+    "exchanges-cores": [("mobilenetv2:cifar10", "dp=7 exchange=ps-asp bucket=8MiB servers=1")],
+    "exchanges-gpu-gpt": [("gpt:layers=6,hidden=512,heads=8,seq=256,vocab=8192", "dp=4 bucket=8MiB")],
+    "exchanges-slow-and-late": [(GPT, "dp=2 exchange=tree bucket=1MiB")],
+    "exchanges-slow-and-late-servers": [("vgg11:cifar10", "exchange=ssp servers=1 bound=2")],
+}
+WITHIN = [  # of MobileNet on slices: all others are over 25 %
+    ("mobilenetv2:imagenet", "dp=4 exchange=all-to-all bucket=8MiB"),
+    ("mobilenetv2:imagenet", "dp=3 exchange=dssp bucket=4MiB servers=1 bound=1,3"),
+]
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -32,16 +43,56 @@ def rows(name: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("names", TOGETHER, ids=" and ".join)
+def prose(name: str) -> str:
+    """What the page says of a table: what is between it and the next table or heading, as one line."""
+    after = PAGE.read_text().split(f"<!-- accuracy {name} -->")[1].split("<!-- /accuracy -->")[1]
+    return " ".join(re.split(r"<!-- |^#", after, maxsplit=1, flags=re.MULTILINE)[0].split())
+
+
+def named(row: tuple[str, str]) -> str:
+    """A row as the page has it: without the shape of a model and where it is cut, which are beside the table."""
+    workload, plan = row
+    return f"{workload.partition(':layers')[0]}, `{re.sub(r' stages=[0-9,]+', '', plan)}`"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(pytest.param(names, id=" and ".join(names)) for names in TOGETHER),
+        pytest.param(
+            (MOBILENET,), id=MOBILENET,
+            marks=pytest.mark.xfail(strict=True, reason="MobileNet on slices: what hosts do beside messages"),
+        ),
+    ],
+)  # fmt: skip
 def test_the_median_error_is_within_the_goal(names: tuple[str, ...]) -> None:
     found = [row for name in names for row in rows(name)]
     noise = median(row["noise_floor"] for row in found)
     assert median(abs(row["error"]) for row in found) <= max(0.10, 2 * noise)
 
 
+def test_every_file_is_in_a_median_of_the_page() -> None:
+    """What is left out of the bar is not left out of the medians."""
+    scope: dict[str, Any] = runpy.run_path(str(PAGE.parent / "tables.py"))
+    assert sorted(scope["ACCURACY"]) == sorted([*(name for names in TOGETHER for name in names), MOBILENET])
+
+
 @pytest.mark.parametrize("name", [name for names in TOGETHER for name in names])
 def test_what_is_far_off_is_told(name: str) -> None:
-    assert sum(abs(row["error"]) > 0.25 for row in rows(name)) == TOLD.get(name, 0)
+    """By name, with its error, in the words beside the table."""
+    off = {(row["workload"], row["plan"]): row["error"] for row in rows(name) if abs(row["error"]) > 0.25}
+    assert list(off) == TOLD.get(name, [])
+    for row, error in off.items():
+        assert f"{named(row)} ({100 * error:+.0f} %" in prose(name)
+
+
+def test_what_is_far_off_of_mobilenet_on_slices_is_told() -> None:
+    """There are more that are than that are not, so these are named."""
+    found = rows(MOBILENET)
+    near = [(row["workload"], row["plan"]) for row in found if abs(row["error"]) <= 0.25]
+    assert near == WITHIN
+    said = f"Of {near[0][0]} {len(found) - len(near)} of {len(found)} rows are over 25 %, all but "
+    assert said + " and ".join(f"`{plan}`" for _, plan in near) in prose(MOBILENET)
 
 
 def first_orders(names: tuple[str, ...], ranks: tuple[int, ...]) -> list[dict[str, Any]]:
