@@ -9,7 +9,7 @@ from typing import Any
 from trainplan.bench.published.elsewhere import as_asked, inside, told
 from trainplan.plan.systems import SYSTEMS
 from trainplan.plan.text import parse
-from trainplan.predict.accuracy import ELSEWHERE, plan_kind
+from trainplan.predict.accuracy import ELSEWHERE, plan_kind, with_more
 from trainplan.report.influence import TITLES
 from trainplan.report.influence import lines as influences
 
@@ -24,6 +24,7 @@ MACHINES = {  # what is told together of them
 }
 ACCURACY = tuple(name for names in MACHINES.values() for name in names)
 ESTIMATED = "estimates-blind"  # on one device, by a file of it
+ESTIMATED_IN = {"tf32": "precision=tf32", "bf16": "autocast to bf16", "pure-bf16": "weights in bf16"}
 
 
 def systems() -> str:
@@ -422,7 +423,8 @@ def known_errors(*names: str) -> str:
             found.setdefault(kind, []).append((abs(row["error"]), data["machine"]))
     for row in json.loads((DATA / f"{ESTIMATED}.json").read_text())["data"]:
         error = abs(row["estimated_s"] / row["measured_s"] - 1)
-        found.setdefault("estimated H200 eager single", []).append((error, "NVIDIA H200"))
+        kind = with_more("estimated H200 eager single", ESTIMATED_IN[row["precision"]])
+        found.setdefault(kind, []).append((error, "NVIDIA H200"))
     table = {}
     for kind, rows in sorted(found.items()):
         errors = [error for error, _ in rows]

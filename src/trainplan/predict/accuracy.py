@@ -11,6 +11,7 @@ from trainplan.plan.plan import Plan, Request
 from trainplan.profile.profile import Profile
 
 ELSEWHERE = "machines of others"
+HALF = ("bf16", "fp16")
 FAR = 2.0  # times the largest micro-batch of a profile
 
 
@@ -66,7 +67,31 @@ def plan_kind(plan: Plan | Request) -> str:
     more += ["tp"] * ((plan.tp or 1) > 1) + [f"precision={plan.precision}"] * ((plan.precision or "fp32") != "fp32")
     more += [f"zero={plan.zero}"] * bool(plan.zero) + ["shard"] * bool(plan.shard)
     more += ["offload"] * ((plan.offload or "none") != "none") + ["preload"] * (plan.preload == "on")
-    return f"{kind} with {' and '.join(more)}" if more else kind
+    return with_more(kind, *more)
+
+
+def with_more(kind: str, *more: str) -> str:
+    """A kind of plan with what is more of it; what is empty says nothing.
+
+    >>> with_more("dp"), with_more("dp", "tp", ""), with_more("dp with tp", "preload")
+    ('dp', 'dp with tp', 'dp with tp and preload')
+    """
+    words = [word for word in more if word]
+    if not words:
+        return kind
+    return f"{kind} {'and' if ' with ' in kind else 'with'} {' and '.join(words)}"
+
+
+def own_precision(profile: Profile, plan: Plan) -> str:
+    """What a model computes in by itself, where that is not what the plan says: errors were measured of each apart."""
+    lowered = [precision for precision in (profile.products_in, profile.convolutions_in) if precision in HALF]
+    if profile.precision in HALF:
+        return f"weights in {profile.precision}"
+    if lowered:
+        return f"autocast to {lowered[0]}"
+    # What a measured profile multiplied in is the machine's own setting, and was the same in runs of its kind.
+    tf32 = profile.kind == "estimated" and profile.products_in == "tf32"
+    return "precision=tf32" if tf32 and plan.precision == "fp32" else ""
 
 
 @cache
@@ -85,18 +110,24 @@ def beyond(plan: Plan, profile: Profile, batch: int) -> Accuracy | None:
 
 
 def known_error(
-    plan: Plan, profile_kind: str, device: str = "cpu", compiled: bool = False, backend: str = "gloo"
+    plan: Plan, profile_kind: str, device: str = "cpu", compiled: bool = False, backend: str = "gloo", own: str = ""
 ) -> Accuracy:
     """The error that we measured for plans of this kind with such profiles: what was measured on CPUs says nothing of
-    GPUs, and eager blocks nothing of compiled ones.
+    GPUs, eager blocks nothing of compiled ones, and one precision nothing of another. `own` is what the model computes
+    in by itself (`own_precision`).
 
     Nobody here has measured NCCL between devices, nor estimates but of one H200. What is told then is how far off
-    predictions were for machines of others, as these have published them (`bench/published/elsewhere.py`).
+    predictions were for machines of others, as these have published them (`bench/published/elsewhere.py`). Of one
+    device that was measured in other precisions it is said that it was not in this one.
     """
-    kind = plan_kind(plan)
-    row = _table().get(f"{profile_kind} {device} {'compiled' if compiled else 'eager'} {kind}")
+    kind = with_more(plan_kind(plan), own)
+    way = f"{profile_kind} {device} {'compiled' if compiled else 'eager'} "
+    row = _table().get(way + kind)
     apart = backend == "nccl" and plan.world > 1
     if (row is None or apart) and device != "cpu" and not compiled and (apart or profile_kind.startswith("estimated")):
+        like = sorted(key.removeprefix(way) for key in _table() if key.startswith(way))
+        if like and not apart:
+            return Accuracy(kind, None, None, 0, f"such a profile ({device}: only {', '.join(like)})")
         row = _table().get(ELSEWHERE)
     if row is None:
         return Accuracy(kind, None, None, 0, "such a profile")

@@ -39,7 +39,7 @@ from trainplan.predict.clock import Played
 from trainplan.predict.memory import changes, in_flight
 from trainplan.profile.footprint import footprints
 from trainplan.profile.profile import Amount, Parameter, Portion, Profile
-from trainplan.profile.variant import MASTER_BYTES, NARROW
+from trainplan.profile.variant import MASTER_BYTES
 from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Bools, Ints
 from trainplan.units import gib
@@ -300,9 +300,8 @@ class Pieces:
         They are as wide as the weight, but where the optimizer keeps everything in 32 bits beside narrow weights.
         """
         each, found = self.profile.state_bytes_per_parameter, []
-        lowered = self.profile.varied and self.profile.precision in NARROW
         for p in self._parameters:
-            wide = MASTER_BYTES if lowered else p.bytes / max(1, p.count)
+            wide = MASTER_BYTES if self.profile.lowered else p.bytes / max(1, p.count)
             found += [round(p.count * wide)] * max(1, round(each / max(1.0, wide)))
         return found
 

@@ -17,7 +17,7 @@ from trainplan.plan import rules
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 from trainplan.plan.served import ASYNCHRONOUS, SERVED
-from trainplan.predict.accuracy import Accuracy, beyond, known_error
+from trainplan.predict.accuracy import Accuracy, beyond, known_error, own_precision
 from trainplan.predict.cards import flows_of, meeting, shares_cards
 from trainplan.predict.clock import Floats, Played, compute_seconds, play
 from trainplan.predict.contention import alike, contention
@@ -143,6 +143,7 @@ def predict(
 ) -> Prediction:
     """What a plan will do on a cluster. `keep`: the timeline stays with the prediction."""
     batch = batch or profile.batch
+    own = own_precision(profile, plan)
     profile = planned(plan, profile, cluster)
     pace = speeds(profile, cluster)
     if plan.world > cluster.world:
@@ -196,7 +197,7 @@ def predict(
         mfu=arithmetic.share, mfu_note=arithmetic.note, price_per_epoch=price or None,
         profile=f"{profile.kind}{scaled}, {'compiled' if profile.compiled else 'eager'}",
         error=beyond(plan, profile, batch)
-        or known_error(plan, profile.kind + scaled, profile.device, profile.compiled, cluster.backend),
+        or known_error(plan, profile.kind + scaled, profile.device, profile.compiled, cluster.backend, own),
         seconds_by_kind=by_kind(played, spoken), device=profile.device, batch=batch,
         host_bytes=host, peaks=tuple(found), played=played if keep else None,
         tools=tools,

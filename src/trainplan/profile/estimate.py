@@ -19,7 +19,7 @@ from trainplan.profile import by_slice
 from trainplan.profile.device.known import model_of
 from trainplan.profile.device.model import Model
 from trainplan.profile.family import known
-from trainplan.profile.op import Op
+from trainplan.profile.op import CONVOLUTIONS, Op
 from trainplan.profile.profile import Block, Floats, Parameter, Profile, Provenance
 from trainplan.profile.recipes import recipes
 from trainplan.profile.roofline import (
@@ -111,6 +111,7 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
     kinds, which = recipes(found)
     count = sum(p.count for p in base.parameters if p.trainable)
     step = sum(moved_by(ops) for ops in update.blocks), sum(update.tensors)
+    products, convolutions = _multiplied_in(traces[-1], speed)
     costs: dict[tuple[int, ...], dict[str, Floats]] = {}  # by identity of its traces, what a block costs
     blocks = []
     for index, block in enumerate(base.blocks):
@@ -125,9 +126,9 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
         base,
         device=device.name,
         kind="estimated",
-        precision=speed.precision,
-        products_in="tf32" if speed.tensor_products else "fp32",
-        convolutions_in="tf32" if speed.tensor_convolutions else "fp32",
+        precision=base.precision if base.precision in HALF else speed.precision,
+        products_in=products,
+        convolutions_in=convolutions,
         optimizer=update.optimizer,
         update_adds=0.0 if speed.is_cpu else 1.0,  # a GPU goes over all tensors at once
         state_bytes_per_parameter=sum(update.state_bytes) / max(1, count),
@@ -144,6 +145,22 @@ def priced(found: Traced, device: Device, speed: Speed, sizes: Sequence[int]) ->
             digest=base.provenance.digest,
         ),
     )
+
+
+def _multiplied_in(trace: Trace, speed: Speed) -> tuple[str, str]:
+    """What most of (the products, the convolutions) of forward passes are in: of a model whose numbers are of 16 bits,
+    or that autocast lowers, the type that its operators read."""
+    work: dict[tuple[bool, str], float] = {}
+    for op in (op for block in trace.blocks for op in block.forward):
+        key = op.name in CONVOLUTIONS, op.precision if op.precision in HALF else ""
+        work[key] = work.get(key, 0.0) + op.flops
+
+    def most(convolutions: bool, tensor_cores: bool) -> str:
+        own = {precision: flops for (which, precision), flops in work.items() if which == convolutions}
+        narrow = max(own, key=lambda precision: own[precision]) if any(own.values()) else ""
+        return narrow or ("tf32" if tensor_cores else "fp32")
+
+    return most(False, speed.tensor_products), most(True, speed.tensor_convolutions)
 
 
 def _passes(traces: list[BlockTrace], sizes: Sequence[int], speed: Speed) -> dict[str, Floats]:

@@ -237,6 +237,7 @@ class Profile:
     sequence: str = "off"  # on: what they do not slice they share out by tokens
     recompute: str = "none"  # selective: backward passes have the core of attention in them once more
     varied: bool = False  # it is a variant of another (`variant.py`)
+    lowered: bool = False  # its weights are copies in 16 bits of those that the optimizer keeps
     inputs: tuple[Input, ...] = ()  # none: it is not known who reads what of the batch
     update_apart: float = 1.0  # how many times longer the steps of all blocks take one by one than at once
 

@@ -117,7 +117,7 @@ def _variant(profile: Profile, choice: Choice, made: tuple[_Made, ...]) -> Profi
         crossings=tuple(_crossing(c, choice, narrow) for c in profile.crossings),
         parameters=parameters,
         precision=choice.precision if narrow else profile.precision,
-        products_in=choice.precision,
+        products_in=profile.products_in if profile.products_in in NARROW else choice.precision,
         convolutions_in=choice.precision if narrow else profile.convolutions_in,
         state_bytes_per_parameter=state,
         loss_bytes=profile.loss_bytes / choice.tp * (0.5 if narrow else 1.0),
@@ -126,6 +126,7 @@ def _variant(profile: Profile, choice: Choice, made: tuple[_Made, ...]) -> Profi
         recompute="selective" if choice.selective else "none",
         recipes=(),
         varied=True,
+        lowered=narrow,
         whole_sequences=profile.whole_sequences if choice.tp == 1 else "ranks that share blocks take sequences whole",
     )
 
@@ -140,6 +141,10 @@ def refuse(profile: Profile, choice: Choice) -> None:
     if not profile.recipes:
         why = f"the profile is {profile.kind} block by block, and does not say which operators a block has"
         raise PlanError(asked, why, f"a profile estimated for a device of the catalogue; or {instead}")
+    own = profile.precision if profile.precision in NARROW else profile.products_in
+    if choice.precision != "fp32" and own in NARROW:
+        kept = "its weights are" if profile.precision in NARROW else "its products are, by autocast,"
+        raise PlanError(asked, f"{kept} in {own} as it is, and a plan lowers what is in 32 bits", "precision=fp32")
     if choice.tp == 1:
         return
     if all(recipe.whole for recipe in profile.recipes):
@@ -163,7 +168,8 @@ class _Made:
     ) -> None:  # fmt: skip
         """`keeping`: the same with the core of attention kept, where that is known."""
         self.recipe, self.choice, self.speed, self.sizes = recipe, choice, speed, profile.samples
-        self.numbers = 0.5 if choice.precision in NARROW else 1.0  # bytes of a number with a fraction, of those in 32
+        # Bytes of a number with a fraction, of those that it has in the profile.
+        self.numbers = 0.5 if choice.precision in NARROW and profile.precision not in NARROW else 1.0
         core = tuple(work for work in recipe.forward if work.core)
         self.forward_s: Floats = keeping.forward_s if keeping else self._seconds(recipe.forward)
         self.again_s = self._seconds(core) if choice.selective else tuple(0.0 for _ in self.sizes)
