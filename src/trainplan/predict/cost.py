@@ -41,6 +41,7 @@ class Setting:
     # How many times as long every rank computes because others of its node do too (`contention.py`); none: as if alone.
     contention: tuple[float, ...] = ()
     world: int = 1  # ranks at work, whose hosts may be in each other's way
+    prompt: bool = False  # as if hosts issued everything at once
     known: dict[str, Efficiency] = field(default_factory=dict, compare=False, repr=False)
     by_rank: dict[int, Efficiency] = field(init=False, default_factory=dict, compare=False, repr=False)
     # What was priced here before. (A setting that is made from this one begins with none.)
@@ -125,6 +126,8 @@ def _begun(c: CostClass, s: Setting) -> float:
 
 def _lanes(c: CostClass, s: Setting, run: float, issue: float) -> tuple[float, float]:
     """A pass of so many seconds on the device, and of the host: of an estimated profile, how well the two overlap."""
+    if s.prompt:
+        return run, 0.0
     issue *= s.host(c.rank)
     if s.profile.kind != "estimated":
         return run, issue

@@ -22,12 +22,13 @@ from trainplan.errors import InputError, RunError
 from trainplan.plan.plan import Plan
 from trainplan.predict.occupancy import Occupancy, Tools
 from trainplan.predict.predict import Prediction, predict
+from trainplan.predict.prompt import Hosts, Prompt
 from trainplan.profile.profile import Profile
 from trainplan.uninterrupted import uninterrupted
 
 FEWEST = 16  # plans that a process is worth: to fork one takes as long as some of them
 _HANDS = 8  # that each process is dealt, about
-_SENT = tuple(field.name for field in fields(Prediction) if field.name not in ("plan", "played", "tools"))
+_SENT = tuple(field.name for field in fields(Prediction) if field.name not in ("plan", "played", "tools", "hosts"))
 
 
 def predictions(
@@ -50,7 +51,7 @@ def predictions(
         def answer(number: int) -> tuple[Any, ...]:
             found = alone(plans[number])
             full = found.occupancy if occupied and found.tensors_fit else None
-            return found.tools is not None, full, *(getattr(found, name) for name in _SENT)
+            return found.tools is not None, found.hosts is not None, full, *(getattr(found, name) for name in _SENT)
 
         answers = _on_cores(answer, dealt(plans, crew), crew)
     made = list[Prediction]()
@@ -61,9 +62,10 @@ def predictions(
                 if occupied and made[-1].tensors_fit:
                     made[-1].occupancy  # noqa: B018
                 continue
-            has_tools, full, *sent = answers[number]
+            has_tools, has_hosts, full, *sent = answers[number]
             tools = Tools(partial(_occupancy, full, partial(alone, plan))) if has_tools else None
-            made.append(Prediction(plan=plan, tools=tools, **dict(zip(_SENT, sent, strict=True))))
+            hosts = Hosts(partial(_prompt, partial(alone, plan))) if has_hosts else None
+            made.append(Prediction(plan=plan, tools=tools, hosts=hosts, **dict(zip(_SENT, sent, strict=True))))
     return made
 
 
@@ -71,6 +73,12 @@ def _occupancy(known: Occupancy | None, again: Callable[[], Prediction]) -> Occu
     found = known or again().occupancy
     assert found is not None  # it has tools here as there
     return found
+
+
+def _prompt(again: Callable[[], Prediction]) -> Prompt:
+    found = again().hosts
+    assert found is not None  # it has hosts here as there
+    return found.prompt
 
 
 def dealt(plans: Sequence[Plan], crew: int) -> list[list[int]]:

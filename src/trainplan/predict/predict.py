@@ -27,11 +27,13 @@ from trainplan.predict.flows import Flows
 from trainplan.predict.memory import Peak, host_peaks, peaks
 from trainplan.predict.occupancy import Occupancy, Tools, occupancy
 from trainplan.predict.planned import planned
+from trainplan.predict.prompt import Hosts, prompt
 from trainplan.predict.speeds import speeds
 from trainplan.predict.utilisation import utilisation
 from trainplan.profile.profile import Profile
 from trainplan.program.check import check
 from trainplan.program.lower import lower
+from trainplan.program.lower.backend import backend
 from trainplan.program.lower.edges import edges
 from trainplan.program.ops import COMPUTES, Kind
 from trainplan.program.program import Bools, Ints, Program, are
@@ -74,6 +76,7 @@ class Prediction:
     peaks: tuple[Peak, ...] = field(repr=False, default=())
     played: Played | None = field(repr=False, compare=False, default=None)
     tools: Tools | None = field(repr=False, compare=False, default=None)  # None: the fullest device is a CPU
+    hosts: Hosts | None = field(repr=False, compare=False, default=None)  # None: hosts are what computes
 
     @property
     def fits(self) -> bool:
@@ -86,6 +89,13 @@ class Prediction:
     def occupancy(self) -> Occupancy | None:
         """The fullest device, as its tools show it; None: it is a CPU."""
         return self.tools.occupancy if self.tools is not None else None
+
+    @property
+    def host_s(self) -> float:
+        """How much shorter a step would yet be if communication were free, and hosts issued everything at once."""
+        if self.hosts is None:
+            return 0.0
+        return self.step_s * _rest(self.exposed_comm_s + self.hosts.prompt.step_s, self.step_s)
 
     @property
     def overdrawn_bytes(self) -> int:
@@ -124,8 +134,9 @@ class Prediction:
         data = {
             name: files.to_json(getattr(self, name))
             for name in self.__dataclass_fields__
-            if name not in ("plan", "played", "peaks", "peak", "tools")
+            if name not in ("plan", "played", "peaks", "peak", "tools", "hosts")
         }
+        data["host_s"] = self.host_s
         data["fits"], data["occupancy"] = self.fits, files.to_json(self.occupancy)
         data["plan"] = plan_text.text(self.plan)
         data["choices"] = plan_text.to_json(self.plan)
@@ -189,6 +200,9 @@ def predict(
     tools = None
     if place[worst].name != "cpu":
         tools = Tools(partial(occupancy, played, worst, found[worst].rank, plan, profile, place[worst]))
+    hosts = None
+    if not backend(cluster.backend).host_computes:
+        hosts = Hosts(partial(prompt, program, setting, step_seconds, unhindered))
     return Prediction(
         plan=plan, tensors_fit=roomy and all(u <= limit for u, limit in zip(used, limits, strict=True)), step_s=step_s,
         samples_per_s=batch / step_s, epoch_s=epoch_s, peak_bytes=used[worst], peak=found[worst],
@@ -200,7 +214,7 @@ def predict(
         or known_error(plan, profile.kind + scaled, profile.device, profile.compiled, cluster.backend, own),
         seconds_by_kind=by_kind(played, spoken), device=profile.device, batch=batch,
         host_bytes=host, peaks=tuple(found), played=played if keep else None,
-        tools=tools,
+        tools=tools, hosts=hosts,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trainplan.engine.compare import Comparison
 
 _BLOCKS_SHOWN = 60
+_TOLD = 1e-3  # of a step, that it waits for hosts at least where this is told
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Predicted:
             *([f"host     {gib(p.host_bytes)} of activations in the memory of a node"] if p.host_bytes else []),
             *([_occupancy(p.occupancy), _margin(p.occupancy)] if p.occupancy else []),
             f"bubble   {percent(p.bubble)} of device time without compute",
+            *([_issued(p)] if p.host_s > _TOLD * p.step_s else []),
             f"comm     {seconds(p.exposed_comm_s)} a step exposed",
             f"MFU      {mfu_words(p.mfu)} %",
             error_line([p]),
@@ -127,6 +129,12 @@ class Predicted:
 
     def to_json(self) -> dict[str, Any]:
         return {"workload": self.profile.workload, "cluster": self.cluster.name, **self.prediction.to_json()}
+
+
+def _issued(p: Prediction) -> str:
+    """What a step waits for its hosts. (A pass takes at least as long as it is being issued, so that is no bubble.)"""
+    share = f"{seconds(p.host_s)} a step ({percent(p.host_s / p.step_s)})"
+    return f"issue    {share} waiting for hosts to issue passes; inside of these it is not in the bubble"
 
 
 def _margin(found: Occupancy) -> str:

@@ -304,6 +304,7 @@ def _time(prediction: Prediction, profile: Profile, cluster: Cluster) -> list[st
         (parts.compute, "compute, if all ranks had the same"),
         (parts.imbalance, "more than that on the busiest rank"),
         (parts.waiting, "idle on the busiest rank though communication were free"),
+        (parts.host, "idle until hosts have issued what is computed"),
         (parts.exposed, "communication that nothing hides"),
     ]
     lines = [f"{seconds(value)} ({percent(value / step)}) {words}" for value, words in rows if value > 1e-4 * step]

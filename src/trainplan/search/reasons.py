@@ -1,10 +1,11 @@
 """Why a plan takes as long as it does, and why it lost: in words, made from its prediction.
 
-A step is taken apart into four pieces that add up to it:
+A step is taken apart into five pieces that add up to it:
 
     compute     what every rank would do if work were spread evenly
     imbalance   what the busiest rank does beyond that
-    waiting     the busiest rank idle, though communication were free: filling and draining a pipeline
+    waiting     the busiest rank idle, though communication were free and hosts prompt: filling and draining a pipeline
+    host        how much shorter it would be yet if hosts issued at once what devices compute, which these wait for
     exposed     how much shorter the step would be if communication were free
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from trainplan.cluster.cluster import Cluster, Link
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import micro_batches
+from trainplan.plan.served import SERVED
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.units import gb_per_s, gib, percent, seconds, significant
@@ -29,14 +31,19 @@ class Pieces:
     compute: float
     imbalance: float
     waiting: float
+    host: float
     exposed: float
 
 
 def pieces(p: Prediction) -> Pieces:
-    """The four pieces of a predicted step."""
+    """The five pieces of a predicted step."""
+    if p.hosts is not None:
+        alone, exposed = p.hosts.prompt, p.exposed_comm_s
+        imbalance, waiting = alone.busiest_s - alone.mean_s, alone.step_s - alone.busiest_s
+        return Pieces(alone.mean_s, max(imbalance, 0.0), max(waiting, 0.0), p.host_s, exposed)
     mean = (1 - p.bubble) * p.step_s
     exposed = min(p.exposed_comm_s, max(p.step_s - p.compute_s, 0.0))
-    return Pieces(mean, max(p.compute_s - mean, 0.0), max(p.step_s - p.compute_s - exposed, 0.0), exposed)
+    return Pieces(mean, max(p.compute_s - mean, 0.0), max(p.step_s - p.compute_s - exposed, 0.0), 0.0, exposed)
 
 
 def reason(p: Prediction, profile: Profile, cluster: Cluster) -> str:
@@ -45,7 +52,8 @@ def reason(p: Prediction, profile: Profile, cluster: Cluster) -> str:
     said = [
         (parts.exposed, f"{percent(parts.exposed / p.step_s)} exposed communication ({_traffic(p, profile, cluster)})"),
         (parts.waiting, f"{percent(parts.waiting / p.step_s)} bubble ({_bubble(p.plan)})"),
-        (parts.imbalance, f"{percent(parts.imbalance / p.step_s)} imbalance ({_imbalance(p, parts)})"),
+        (parts.imbalance, f"{percent(parts.imbalance / p.step_s)} imbalance ({_imbalance(parts)})"),
+        (parts.host, f"{percent(parts.host / p.step_s)} waiting for {_hosts(p.plan)}"),
     ]
     said = sorted((item for item in said if item[0] > _WORTH_SAYING * p.step_s), reverse=True)
     compute = f"{percent(parts.compute / p.step_s)} compute" + (", forward twice" if p.plan.recompute == "full" else "")
@@ -65,7 +73,8 @@ def compared(p: Prediction, winner: Prediction, profile: Profile, cluster: Clust
     grown = sorted(
         (
             (own.compute - best.compute, "compute", _more_compute(p, winner, profile)),
-            (own.imbalance - best.imbalance, "imbalance", _imbalance(p, own)),
+            (own.imbalance - best.imbalance, "imbalance", _imbalance(own)),
+            (own.host - best.host, "waiting for hosts", _hosts(p.plan)),
             (own.waiting - best.waiting, "bubble", _bubble(p.plan)),
             (own.exposed - best.exposed, "exposed communication", _traffic(p, profile, cluster)),
         ),
@@ -101,6 +110,7 @@ def one_device(single: Prediction | None, winner: Prediction, runner_up: Predict
     cause = max(
         (parts.exposed, f"{seconds(parts.exposed)} of it is exposed communication"),
         (parts.waiting, f"{seconds(parts.waiting)} of it is a bubble ({_bubble(runner_up.plan)})"),
+        (parts.host, f"{seconds(parts.host)} of it is waiting for {_hosts(runner_up.plan)}"),
         (parts.compute + parts.imbalance - shared, "smaller parts of the batch compute hardly faster than the whole"),
     )[1]
     return (
@@ -138,9 +148,16 @@ def _slowest(cluster: Cluster, pairs: list[tuple[int, int]]) -> Link:
     return min((cluster.link(a, b) for a, b in pairs), key=lambda link: link.rate)
 
 
+def _hosts(plan: Plan) -> str:
+    whose = "the host, which issues" if plan.world == 1 else "hosts, which issue"
+    return f"{whose} no faster"
+
+
 def _bubble(plan: Plan) -> str:
     if plan.pp == 1:
-        return "waiting for the slowest replica"
+        if plan.exchange in SERVED:
+            return "waiting for servers, or for the slowest replica"
+        return "waiting for the slowest replica" if plan.dp > 1 else "nothing is computed beside it"
     if plan.schedule == "naive":
         return f"{plan.pp} stages take turns"
     stages = f"{plan.pp} stages" if plan.chunks == 1 else f"{plan.pp} ranks of {plan.chunks} stages each"
@@ -148,8 +165,8 @@ def _bubble(plan: Plan) -> str:
     return f"{stages} fill and drain for {plan.micro} micro-batches{slices}"
 
 
-def _imbalance(p: Prediction, parts: Pieces) -> str:
-    return f"the busiest rank computes {significant(p.compute_s / parts.compute)} × the mean"
+def _imbalance(parts: Pieces) -> str:
+    return f"the busiest rank computes {significant((parts.compute + parts.imbalance) / parts.compute)} × the mean"
 
 
 def _more_compute(p: Prediction, winner: Prediction, profile: Profile) -> str:
