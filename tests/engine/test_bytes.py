@@ -252,8 +252,22 @@ def test_the_interface_carries_what_the_account_says(word: str) -> None:
 STEPS = [
     plan(dp=2, exchange="ps-bsp", servers=1, bucket=MIB, blocks=3),
     plan(dp=2, exchange="ps-asp", servers=1, bucket=MIB, blocks=3),
+    plan(dp=2, exchange="ssp", bound=(1,), servers=1, bucket=MIB, blocks=3),
+    plan(dp=2, exchange="dssp", bound=(0, 2), servers=1, bucket=MIB, blocks=3),
     plan(dp=3, exchange="dataparallel", bucket=MIB, preload="off", blocks=3),
+    plan(dp=3, exchange="horovod", threshold=2 * MIB, cycle=1e-3, blocks=3),
+    plan(dp=3, exchange="bytescheduler", slice=MIB // 2, credit=MIB, blocks=3),
+    plan(dp=3, exchange="pace", slice=MIB // 2, fused=(2, 4), blocks=3),
+    *(plan(dp=4, zero=stage, bucket=MIB, blocks=3) for stage in (1, 2, 3)),
+    plan(dp=4, zero=3, shard=2, bucket=MIB, blocks=3),
 ]
+
+
+def called(one: Plan) -> str:
+    """The system that a plan is."""
+    if one.zero:
+        return "hsdp" if one.shard else f"zero{one.zero}"
+    return one.exchange
 
 
 def stepped(rank: int, world: int, one: Plan, device: str = "lo") -> tuple[list[int], int, int]:
@@ -285,6 +299,16 @@ def stepped(rank: int, world: int, one: Plan, device: str = "lo") -> tuple[list[
     return sent_by_rank(program).tolist(), after - before, beside
 
 
+def shared_out(one: Plan) -> int:
+    """What all ranks together send of a model of three equal layers that share out their states: 2Ψ, 2Ψ and 3Ψ in each
+    group of N, (N − 1) times; under zero=3 less the layer with which backward begins; and across n groups the sum of
+    what each rank has, 2 (n − 1) times."""
+    layer, inside = 4 * (512 * 512 + 512), one.shard or one.dp
+    groups = one.dp // inside
+    moved = 8 * layer if one.zero == 3 else 6 * layer
+    return groups * (inside - 1) * moved + 2 * (groups - 1) * 3 * layer
+
+
 def vectors(samples: int, seed: int) -> Batch:
     """Inputs and targets of the wide model."""
     numbers = torch.Generator().manual_seed(seed)
@@ -293,12 +317,17 @@ def vectors(samples: int, seed: int) -> Batch:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("one", STEPS, ids=lambda one: one.exchange)
+@pytest.mark.parametrize(
+    "one", [pytest.param(one, marks=pytest.mark.system(called(one), "P"), id=called(one)) for one in STEPS]
+)
 def test_the_interface_carries_a_step(one: Plan) -> None:
-    """All that a step sends, of servers and of the root of nn.DataParallel. (Where root can make a link for that alone,
-    each side of it sends what it should, also under others: `tests/bench/test_slow_link.py`.)"""
+    """All that a step sends: of servers, of the root of nn.DataParallel, of ranks that decide, and of four that share
+    out their states. (Where root can make a link for that alone, each side of it sends what it should, also under
+    others: `tests/bench/test_slow_link.py`.)"""
     if not DEVICES.exists():
         pytest.skip(f"{DEVICES} cannot be read")
     expected = sum(pool(one.world).run(stepped, one)[0][0])
+    if one.zero:
+        assert expected == pytest.approx(shared_out(one), rel=1e-3)
     assert expected > 6 * MIB
     carried(expected, lambda: pool(one.world).run(stepped, one)[0][1:])
