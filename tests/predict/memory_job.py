@@ -118,9 +118,30 @@ def track(rank: int, world: int, name: str, plan: Plan, batch: int) -> Seen:
     )
 
 
+def whole(rank: int, world: int, name: str, plan: Plan, batch: int) -> tuple[int, int]:
+    """Bytes before a step, and the most while it runs: of steps whose parts go on behind the host's back. What threads
+    of ours do there is done at once, so nothing waits for a message."""
+    trainer = _trainer(name, plan)
+    data = trainer.workload.inputs(batch, 0)
+    for _ in range(WARM_UP):
+        trainer.step(data)
+    trainer.settle()
+    with _by_threads(trainer._runner(batch)), watch(CPU) as seen:
+        with seen.part("before"):
+            torch.zeros(1)
+        with seen.part("step"):
+            trainer.step(data)
+            trainer.settle()
+    start = _start(trainer, data, batch)
+    _close(trainer)
+    return start, start + seen.levels["step"].peak - seen.levels["before"].start
+
+
 def _start(trainer: Trainer, data: Batch, batch: int) -> int:
     """Bytes before a step."""
-    plan = trainer.plan
+    plan, shard = trainer.plan, trainer.part.shard
+    if shard is not None:  # of a server
+        return sum(p.nbytes for p in shard.parameters.values()) + state_bytes(shard.optimizer)
     lasting = [*trainer.parameters.values(), *trainer.buffers.values()]
     if plan.zero:
         lasting = [*trainer.buffers.values(), *_shared_out(trainer)]

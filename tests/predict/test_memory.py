@@ -16,7 +16,7 @@ from trainplan.profile.measure import measure
 from trainplan.profile.profile import Profile
 from trainplan.program.lower import lower
 from trainplan.program.offload import absences, decide, levels
-from trainplan.program.ops import Kind, Value
+from trainplan.program.ops import SENDS, SHARED_OUT, Kind, Value
 from trainplan.program.program import Program
 
 # model → batch, micro-batch sizes of the profile, the first block of the second stage
@@ -98,6 +98,36 @@ def test_memory_of_real_steps(name: str, choices: str) -> None:
             if "REDUCE_GRAD" in op:
                 break  # the thread that ends a sum gives its memory back, and is not watched
             assert left[place - 1] == pytest.approx(after, abs=0.02 * most), f"after {op} on rank {rank}"
+
+
+BEHIND = {  # what goes on while others compute
+    "zero1": {"dp": 2, "zero": 1, "bucket": 2**18},
+    "zero2": {"dp": 2, "zero": 2, "micro": 2, "bucket": 2**18},
+    "zero3": {"dp": 2, "zero": 3, "bucket": 2**18},
+    "zero3, recompute": {"dp": 2, "zero": 3, "micro": 2, "bucket": 2**18, "recompute": "full"},
+    "hsdp": {"dp": 4, "zero": 3, "shard": 2, "bucket": 2**18},
+    "ps-bsp": {"dp": 2, "exchange": "ps-bsp", "servers": 1, "bucket": 2**18},
+    "ps-bsp, split": {"dp": 2, "exchange": "ps-bsp", "servers": 2, "split": 10**4, "bucket": 2**18},
+    "horovod": {"dp": 2, "exchange": "horovod", "threshold": 2**18, "cycle": 1e-3},
+    "p3": {"dp": 2, "exchange": "p3", "slice": 2**18},
+    "bytescheduler": {"dp": 2, "exchange": "bytescheduler", "slice": 2**18, "credit": 2**19},
+    "pace": {"dp": 2, "exchange": "pace", "slice": 2**18, "fused": (4, 4, 4)},
+}
+_TALKS = (*SHARED_OUT, *SENDS, Kind.REDUCE_GRAD, Kind.NEGOTIATE)
+
+
+@pytest.mark.parametrize(
+    "choices", [pytest.param(name, marks=pytest.mark.system(name.split(",")[0], "P"), id=name) for name in BEHIND]
+)
+def test_peaks_of_steps_that_exchange_while_they_compute(choices: str) -> None:
+    """Shares and hybrid shares, servers, and sums by priority. What a rank holds depends on how long its messages take;
+    here none takes any time, on both sides."""
+    chosen = planned("mlp", BEHIND[choices])
+    program = lower(chosen, profiled("mlp"), MODELS["mlp"][0])
+    played = play(program, np.where(np.isin(program.kind, _TALKS), 0.0, 1.0))
+    for rank, (start, most) in enumerate(ranks(memory_job.whole, "mlp", chosen)):
+        assert int(tracks(played)[rank].start.sum()) == pytest.approx(start, rel=0.001)
+        assert peaks(played)[rank].bytes == pytest.approx(most, rel=0.05)
 
 
 def test_batches_that_come_ahead() -> None:

@@ -30,10 +30,11 @@ def give(run: Runner, op: Instruction, place: int) -> None:
 
 def step_of_server(run: Runner, shard: Shard, op: Instruction) -> None:
     """One step with the sum of what all workers have pushed of a load."""
-    first, *others = [joined(tensors) for tensors in run.current.received.pop(op.unit)]
-    for other in others:
-        first.add_(other)
-    shard.step({op.unit: first}, last=op.unit == shard.loads[-1].unit)
+    pushes = run.current.received.pop(op.unit)
+    total = joined(pushes.pop(0))
+    while pushes:  # one after the other: what was added is gone before the optimizer needs room
+        total.add_(joined(pushes.pop(0)))
+    shard.step({op.unit: total}, last=op.unit == shard.loads[-1].unit)
 
 
 def add_received(run: Runner, held: Held) -> None:

@@ -14,6 +14,7 @@ came from other stages or goes to them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -213,6 +214,23 @@ def update_workspace(profile: Profile, first: int, last: int) -> int:
     sizes = [block.update_workspace_bytes for block in profile.blocks[first:last]]
     most = max(sizes)
     return round(most + profile.update_adds * (sum(sizes) - most))
+
+
+def pieces_workspace(profile: Profile, pieces: Iterable[tuple[str, int]]) -> int:
+    """The same of a step for pieces of parameters, given by name and bytes: each needs as much of what its block needs
+    as it has of the tensor that needs the most there, or of all of them."""
+    block_of, beside = dict[str, int](), dict[int, list[int]]()
+    for p in profile.parameters:
+        block_of[p.name] = p.blocks[0]
+        for block in p.blocks:
+            beside.setdefault(block, []).append(p.bytes if p.trainable else 0)
+
+    def together(sizes: Sequence[float]) -> float:
+        most = max(sizes)
+        return most + profile.update_adds * (sum(sizes) - most)
+
+    needs = {b: profile.blocks[b].update_workspace_bytes / max(1.0, together(own)) for b, own in beside.items()}
+    return round(together([0.0, *(needs[block_of[name]] * size for name, size in pieces)]))
 
 
 def stays(crossing: Crossing, first: int, last: int) -> bool:

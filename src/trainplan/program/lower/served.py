@@ -4,14 +4,19 @@
     server               RECV_G ─ gradient ─ STEP ─ SEND_W
 
 A server has the weights of its pieces and the optimizer's state for them, and a worker no optimizer. A gradient that
-was received stays until the step that takes it. Servers that take whole pushes copy the weights that they send, since
-the next push may change them while they are on their way.
+was received stays until the step that takes it, which adds up what came, and needs what the optimizer does meanwhile.
+Servers that take whole pushes copy the weights that they send, since the next push may change them while they are on
+their way.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
+from trainplan.profile.footprint import pieces_workspace
+from trainplan.program.lower.buckets import kept
 from trainplan.program.lower.found import NEVER, Found
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.ledger import Ledger
@@ -63,6 +68,28 @@ def served(ledger: Ledger, found: Found, service: Service) -> None:
     """What servers and workers send each other, and wait for."""
     for stage in found.layout.stages:
         _served(ledger, found, service, stage)
+    if not service.at_root:  # whose step is that of a worker
+        for server in service.servers:
+            _steps(ledger, found, service, server)
+
+
+def _steps(ledger: Ledger, found: Found, service: Service, server: int) -> None:
+    """What the steps of a server need while they run: for a load each, or for a whole push."""
+    own = [load for load in service.by_server[server] if load.has_gradients]
+    profile = found.layout.profile
+    element = {p.name: p.bytes / p.count for p in profile.parameters if p.count}
+    pushes = dict.fromkeys(service.pushers, own) if service.by_push else {load.unit: [load] for load in own}
+    for unit, loads in pushes.items():
+        pieces = tuple((p.name, round(p.count * element[p.name])) for load in loads for p in load.pieces)
+        size = kept(profile, ("pieces", pieces), partial(pieces_workspace, profile, pieces))
+        if (
+            not service.by_push
+        ):  # what came from all others is added and gone; what came in segments is put together first
+            (load,) = loads
+            others = (len(service.pushes(load)) - 1) * load.bytes
+            size = max(load.bytes if len(load.segments) > 1 else 0, size - others)
+        step = found.numbered(Kind.STEP, service.stage(server), unit, service.rank(server))
+        ledger.add_some(Value.WORKSPACE, np.array(size), np.array(service.rank(server)), step, step)
 
 
 def _served(ledger: Ledger, found: Found, service: Service, stage: int) -> None:
