@@ -29,12 +29,13 @@ class Found:
 
 def train(
     rank: int, world: int, name: str, optimizer: str, plan: Plan, sizes: list[int], fields: dict, pauses: list[float],
-    records: list[list[Applied]] | None,
+    records: list[list[Applied]] | None, backend: str = "gloo", device: str = "cpu",
 ) -> Found:  # fmt: skip
     """Train some steps, every worker with a pause of its own before each; servers repeat a record, if there is one."""
     job, model, captured = jobs.built(name, optimizer, **fields)
     values = jobs.values_of(model)
-    trainer = Trainer(plan, job, captured, lambda names: values, shape=jobs.shape_of(name, **fields), seed=7)
+    shape = jobs.shape_of(name, **fields)
+    trainer = Trainer(plan, job, captured, lambda names: values, shape=shape, seed=7, backend=backend, device=device)
     if records and trainer.is_server:
         trainer.record_again = records[rank - plan.workers]
     losses = []
@@ -45,12 +46,13 @@ def train(
             time.sleep(pauses[rank])
         losses.append(trainer.step(job.inputs(samples, seed=number)).loss)
     dist.barrier()
-    found = Found({n: p.detach().clone() for n, p in trainer.parameters.items()}, losses)
+    found = Found({n: p.detach().cpu().clone() for n, p in trainer.parameters.items()}, losses)
     found.events, found.sent = trainer.events(sizes[-1]), dict(trainer.part.transport.sent)
     trainer.close()
     if trainer.server is not None and trainer.part.shard is not None:
         shard = trainer.part.shard
-        found.state, found.record = optimizer_state(shard.optimizer, shard.parameters), trainer.server.applied
+        state, found.record = optimizer_state(shard.optimizer, shard.parameters), trainer.server.applied
+        found.state = {n: {key: value.cpu() for key, value in entries.items()} for n, entries in state.items()}
     return found
 
 

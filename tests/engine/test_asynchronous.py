@@ -54,23 +54,24 @@ def again(choices: Plan, model: str, optimizer: str, fields: dict, records: list
     [pytest.param(*case, marks=pytest.mark.system(case[0], "R"), id="-".join(case[:3])) for case in CASES],
 )
 def test_replay(exchange: str, model: str, optimizer: str, choices: dict, fields: dict) -> None:
+    repeated(exchange, model, optimizer, choices, fields)
+
+
+def repeated(exchange: str, model: str, optimizer: str, choices: dict, fields: dict, *device: str) -> None:
     """Three workers at different speeds. What the servers recorded, one process does again, and so do as many
     processes with the speeds the other way round: weights, optimizer states, losses; and the events are the program's.
-    """
+    `device`: a backend and a device, or nothing for this machine's cores."""
     planned = plan_of(exchange, model, choices)
-    pauses = [0.0, 0.02, 0.05]
-    first = pool(planned.world).run(
-        asynchronous_job.train, model, optimizer, planned, list(SIZES), fields, pauses[: planned.dp], None
-    )
+    pauses = [0.0, 0.02, 0.05][: planned.dp]
+    told = (model, optimizer, planned, list(SIZES), fields)
+    first = pool(planned.world).run(asynchronous_job.train, *told, pauses, None, *device)
     records = [found.record for found in first[planned.workers :]]
     for record in records:
         within(planned, record)
     want = again(planned, model, optimizer, fields, records)
     hold(planned, first, want)
-    timeline(planned, model, optimizer, fields, first)
-    second = pool(planned.world).run(
-        asynchronous_job.train, model, optimizer, planned, list(SIZES), fields, pauses[: planned.dp][::-1], records
-    )
+    timeline(planned, model, optimizer, fields, first, *device[:1])
+    second = pool(planned.world).run(asynchronous_job.train, *told, pauses[::-1], records, *device)
     hold(planned, second, want)
     assert [order(found.record) for found in second[planned.workers :]] == [order(record) for record in records]
 
@@ -135,9 +136,11 @@ def hold(planned: Plan, ranks: list, want: Replayed) -> None:
             torch.testing.assert_close(weight, part_of(name, want.pulled[worker]), **CLOSE)
 
 
-def timeline(planned: Plan, model: str, optimizer: str, fields: dict, ranks: list) -> None:
+def timeline(
+    planned: Plan, model: str, optimizer: str, fields: dict, ranks: list, transport: str = "gloo"
+) -> None:  # fmt: skip
     """Workers do what the program says in its order; servers do all of it, each push before its weights go out."""
-    program = lower(planned, jobs.shape_of(model, **fields), SIZES[-1], steps=2)
+    program = lower(planned, jobs.shape_of(model, **fields), SIZES[-1], transport, steps=2)
     for rank, found in enumerate(ranks):
         ops = program.lists.row(rank)
         wanted = [(program.name(op), int(program.bytes[op])) for op in ops]

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from tests.engine import jobs
 from tests.engine.overlapping import hidden
 from tests.engine.systems import CASES, Case
+from tests.engine.test_asynchronous import CASES as ASYNCHRONOUS
+from tests.engine.test_asynchronous import repeated
 from tests.engine.test_equality import alone, hold
 from tests.engine.test_timeline import agreed, program_of
 from tests.engine.test_timeline import hold as hold_timeline
@@ -46,6 +48,17 @@ def test_program_is_timeline_on_a_gpu(case: Case) -> None:
     results = on_gpu(case, (8, 8, 8, 8), record=2)
     program = program_of(case, agreed([trained.agendas for trained, _, _ in results]), "gloo-staged")
     hold_timeline(program, {rank: events for rank, (_, events, _) in enumerate(results)})
+
+
+@pytest.mark.parametrize(
+    ("exchange", "model", "optimizer", "choices", "fields"),
+    # A GPU does not drop what a CPU drops.
+    [pytest.param(case[0], "tied", *case[2:], id="-".join(case[:3])) for case in ASYNCHRONOUS],
+)
+def test_replay_on_a_gpu(exchange: str, model: str, optimizer: str, choices: dict, fields: dict) -> None:
+    """Asynchronous servers and their workers, each on a slice: what the servers recorded is done again by this process
+    on its cores, and by as many on the GPU."""
+    repeated(exchange, model, optimizer, choices, fields, "gloo-staged", "cuda")
 
 
 # -- inputs ---------------------------------------------------------------------------------------------------------
