@@ -50,7 +50,7 @@ def device(
 
     from trainplan.profile import machine
     from trainplan.profile.device.known import place_of
-    from trainplan.profile.device.measure import measure
+    from trainplan.profile.device.measure import measure, part_of
     from trainplan.report.lines import command
     from trainplan.report.progress import progress
 
@@ -59,6 +59,8 @@ def device(
     typed = command("device", "measure", device=str(chosen), minutes=minutes) + (" --quick" if quick else "")
     with progress() as report:
         found = measure(chosen, minutes, path or None, quick, report, typed)
+    if path and not found.whole and part_of(path).is_file():  # what is there is whole, and stays
+        path = str(part_of(path))
     return MeasuredDevice(found, path)
 
 

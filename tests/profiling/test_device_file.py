@@ -16,7 +16,6 @@ from trainplan.errors import InputError, RunError
 from trainplan.profile.device import kernels, known
 from trainplan.profile.device.families import DIMENSIONS, VARIANTS, place, places
 from trainplan.profile.device.file import Curve, DeviceFile, point
-from trainplan.profile.device.grid import cases
 from trainplan.profile.device.measure import measure
 from trainplan.profile.device.model import APART_ERROR, SCALED_ERROR, Model
 from trainplan.profile.estimate import estimate
@@ -276,33 +275,6 @@ def test_measuring_a_cpu_in_seconds(monkeypatch, tmp_path):
     assert found.noise >= 0
     assert said == sorted(said)
     assert Model(found).seconds(place("product", "nt", "fp32", (1, 256, 256, 256))) > 0
-
-
-def test_measuring_that_is_cut_short_keeps_what_there_is(monkeypatch, tmp_path):
-    small = [case for case in cases("cpu", ("fp32", "bf16")) if case.at.flops < 2**28 and case.at.bytes < 2**24]
-    monkeypatch.setattr("trainplan.profile.device.measure.cases", lambda *asked: small)
-    monkeypatch.setattr("trainplan.profile.device.measure.USED", 0.0)
-    found = measure("cpu", 1.0, tmp_path / "cpu.json")
-    assert "product" in {curve.family for curve in found.curves}
-    assert found.skipped > 4000
-    assert DeviceFile.load(tmp_path / "cpu.json") == found
-
-
-def test_a_device_that_does_not_answer_ends_it_with_what_there_is(monkeypatch, tmp_path):
-    runs = iter(range(150))
-
-    def run(reference):
-        if next(runs, None) is None:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        sum(range(1000))
-
-    monkeypatch.setattr("trainplan.profile.reference.Reference.run", run)
-    monkeypatch.setattr("trainplan.profile.device.measure.LOOK_EVERY_S", 0.0)  # after every point
-    found = measure("cpu", 1.0, tmp_path / "cpu.json", quick=True)
-    assert not found.whole
-    assert "does not answer any more: RuntimeError: CUDA error" in found.missing["everything after"]
-    assert found.skipped > 0
-    assert DeviceFile.load(tmp_path / "cpu.json") == found
 
 
 def test_numbers_that_lie_apart_are_found_one_by_one():

@@ -79,6 +79,8 @@ class Speed:
             words = f"from its device file (measured {file.made[:10]}, torch {file.versions.get('torch', '?')}){error}"
         if file.host_rounds:
             words += f"; its host within {percent(file.host_spread)} (middle half of {file.host_rounds} readings)"
+        if file.coverage:
+            words += f"; {file.coverage}"
         lacking = [f"{name} as {other}" for name, other in self.model.stood_in.items()]
         if lacking:
             more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""

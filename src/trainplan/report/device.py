@@ -29,7 +29,7 @@ class MeasuredDevice:
         lines = [
             *([_scaled(self.scaled_to, f)] if self.scaled_to else []),
             f"{f.device}: {f.machine}",
-            f"measured {f.made} in {seconds(f.seconds)}, {_versions(f)}{'' if f.whole else ', cut short'}",
+            f"measured {f.made} in {seconds(f.seconds)}, {_versions(f)}{'' if f.whole else ', cut short early'}",
             f"noise    {percent(f.noise)} between readings of a point, {percent(f.drift)} drift of the reference",
             f"device   {f.processors} processors, cache {gib(f.cache_bytes)}, {gb_per_s(f.memory_rate)}"
             + _of(f.memory_rate, f.memory_peak)
@@ -45,7 +45,7 @@ class MeasuredDevice:
             lines.append(f"error    {percent(model.error)} (median) at {count} shapes that it was not made of")
         lines += [f"missing  {name}: {why}" for name, why in f.missing.items()]
         if f.skipped:
-            lines.append(f"skipped  {f.skipped:,} shapes, too large or out of time")
+            lines.append(f"skipped  {f.skipped:,} shapes, too large or out of time ({f.coverage})")
         if self.path:
             lines.append(f"file     {self.path}")
         return "\n".join(lines)

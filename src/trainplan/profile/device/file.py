@@ -23,6 +23,7 @@ from trainplan.profile.device.families import DIMENSIONS, PRECISIONS, VARIANTS, 
 from trainplan.units import gb_per_s, percent, seconds, tflops
 
 KIND = "device"
+PART = ".part.json"  # what the name of a file ends in that is still being measured, or ended early beside a whole one
 TOLERANCE = 1.05  # a measured rate may be above a data sheet's by so much: clocks are boosted, sheets rounded
 SLICED = "under MPS"  # what `machine` says of a part of a GPU
 ROUNDED = 1.01  # points are written with four digits
@@ -107,7 +108,7 @@ class DeviceFile:
     checks: tuple[Curve, ...]  # points between those of the curves: what the model is judged by, not made of
     missing: dict[str, str] = field(default_factory=dict)  # curve → why it is not there
     skipped: int = 0  # points that there was no time for
-    whole: bool = True  # False: measuring was cut short
+    whole: bool = True  # False: measuring ended before its time: it was interrupted, or the device gave up
     # By precision, what is left of the rate of a large product after a second of nothing else; none: not measured.
     sustained: dict[str, float] = field(default_factory=dict)
     # By precision, the share of the highest rate up to which nothing is lost, however long it runs.
@@ -126,6 +127,14 @@ class DeviceFile:
     def curve(self, family: str, variant: str, precision: str) -> Curve | None:
         """The curve of that name, if it was measured."""
         return self._by_name.get((family, variant, precision))
+
+    @property
+    def coverage(self) -> str:
+        """How much of what is measured where there is time was measured; nothing where it is all of it."""
+        count = sum(len(curve.points) for curve in (*self.curves, *self.checks))
+        words = f"{count:,} of {count + self.skipped:,} shapes" if self.skipped else ""
+        early = "" if self.whole else "cut short before its time"
+        return ", ".join(word for word in (early, words) if word)
 
     @cached_property
     def mark(self) -> float:

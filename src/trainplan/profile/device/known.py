@@ -15,7 +15,7 @@ from pathlib import Path
 from trainplan.cluster.cluster import Device
 from trainplan.cluster.probe.machine import cache_folder
 from trainplan.errors import InputError
-from trainplan.profile.device.file import DeviceFile
+from trainplan.profile.device.file import PART, DeviceFile
 from trainplan.profile.device.model import Model, apart, describes
 
 
@@ -29,13 +29,22 @@ def place_of(device: str) -> Path:
 
 
 def own() -> tuple[DeviceFile, ...]:
-    """Those that this user has measured. One that cannot be read is named in a warning, and passed over."""
+    """Those that this user has measured to the end. One that cannot be read, or that ended early, is named in a
+    warning, and passed over; what is still being measured is not looked at."""
     found = []
     for path in sorted((cache_folder() / "devices").glob("*.json")):
+        if path.name.endswith(PART):
+            continue
         try:
-            found.append(DeviceFile.load(path))
+            file = DeviceFile.load(path)
         except InputError as error:
             warnings.warn(f"a device file that was measured here is passed over: {error}", stacklevel=2)
+            continue
+        if file.whole:
+            found.append(file)
+        else:
+            why = f"{path}: measuring ended early ({file.coverage}). Try trainplan device measure"
+            warnings.warn(f"a device file that was measured here is passed over: {why}", stacklevel=2)
     return tuple(found)
 
 

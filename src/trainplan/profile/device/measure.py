@@ -25,7 +25,7 @@ from trainplan.errors import InputError, RunError
 from trainplan.profile import machine
 from trainplan.profile.device import issue, load
 from trainplan.profile.device.families import ARITHMETIC, VARIANTS
-from trainplan.profile.device.file import SLICED, STREAMS, TOLERANCE, Curve, DeviceFile, point
+from trainplan.profile.device.file import PART, SLICED, STREAMS, TOLERANCE, Curve, DeviceFile, point
 from trainplan.profile.device.grid import Case, cases
 from trainplan.profile.device.kernels import arithmetic, work
 from trainplan.profile.device.load import times
@@ -90,8 +90,9 @@ def measure(
 ) -> DeviceFile:
     """Measure a device of this machine in at most so many minutes.
 
-    `quick` is a handful of points, to see that it works. `output` is written while measuring, so that what was measured
-    is there whatever happens.
+    `quick` is a handful of points, to see that it works. What was measured is there whatever happens: it is written
+    while measuring, beside `output` (`part_of`), and becomes that in the end. A measurement that ended early takes no
+    whole one's place.
     """
     if not 0.05 <= minutes <= 120:
         raise InputError(f"{minutes} minutes", "a measurement takes from 0.05 to 120 minutes", "5")
@@ -124,16 +125,44 @@ def measure(
                 read_host()
                 heard = session.elapsed
             if output is not None and session.elapsed - saved > SAVED_EVERY_S and _enough(session):
-                assemble(session, whole=False).save(output)
+                assemble(session, whole=False).save(part_of(output))
                 saved = session.elapsed
     if not _enough(session):
         why = "; ".join(f"{name}: {error}" for name, error in list(session.missing.items())[:3]) or "there was no time"
         raise RunError(f"measuring {at}", f"no product or no copy could be measured ({why})", "more --minutes")
     found = looked_up(assemble(session, whole=not session.dead))
     if output is not None:
-        found.save(output)
+        keep(found, output)
     say("done", 1.0)
     return found
+
+
+def part_of(path: str | Path) -> Path:
+    """Where a measurement is kept that is not over, or ended early.
+
+    >>> part_of("devices/H200.json").name
+    'H200.part.json'
+    """
+    path = Path(path)
+    return path.with_name(f"{path.stem}{PART}")
+
+
+def keep(found: DeviceFile, path: str | Path) -> Path:
+    """Keep a measurement that is over: at the path, or beside it if it ended early and what is there did not."""
+    there = Path(path)
+    if not found.whole and _is_whole(there):
+        there = part_of(path)
+    found.save(there)
+    if there == Path(path):
+        part_of(path).unlink(missing_ok=True)
+    return there
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return path.is_file() and DeviceFile.load(path).whole
+    except InputError:
+        return False  # nothing that could be read is lost
 
 
 # -- one point --------------------------------------------------------------------------------------------------------
