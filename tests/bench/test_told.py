@@ -167,3 +167,10 @@ def test_errors_without_a_constant() -> None:
     """Two rows predicted to take half as long as they do, and one a quarter."""
     found = ratios([("a", 1.0, 2.0), ("b", 2.0, 4.0), ("c", 1.0, 4.0)])
     assert found["plain"] == {"a": -0.5, "b": -0.5, "c": -0.75}
+
+
+def test_the_precision_of_the_plan_is_beside_that_of_the_profile() -> None:
+    for words, said in (("single", ", eager, fp32, "), ("precision=bf16", ", eager, fp32 (bf16 by the plan), ")):
+        answer = str(trainplan.predict(SMALL, words, "1xH200", batch=4))
+        assert said in answer
+        assert "GiB never taken (nvidia-smi shows" in answer

@@ -1,6 +1,7 @@
 """MFU: each kind of arithmetic over the peak of the precision that it ran in, or a reason why it is not given."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from trainplan.plan.plan import plan
 from trainplan.predict.predict import predict
 from trainplan.predict.utilisation import utilisation
 from trainplan.profile.profile import Profile
+
+QUARTER = Path(__file__).parents[2] / "benchmarks/data/devices/H200-quarter.json"
 
 
 def where(**flops: float):
@@ -84,3 +87,14 @@ def test_the_best_that_was_measured_is_no_peak() -> None:
     for processors, share in ((132, 1.0), (33, 0.25), (0, 1.0)):
         assert catalogue.peak(replace(probed, processors=processors), "fp32") == share * sheet.flops["fp32"]
     assert catalogue.peak(replace(probed, name="something else"), "fp32") is None
+
+
+def test_a_slice_is_used_by_its_share_of_the_peak() -> None:
+    """Of an H200 that was measured with 32 of its 132 processors, whatever the file calls its peak."""
+    there, whole = parse(f"1x{QUARTER}"), catalogue.device("H200")
+    for precision, peak in whole.flops.items():
+        assert catalogue.peak(there.device(0), precision) == pytest.approx(peak * 32 / 132)
+    found = utilisation(chain(4), there, 1, batch=8, step_s=1e-3)
+    beside = utilisation(chain(4), parse("1xH200"), 1, batch=8, step_s=1e-3)
+    assert found.share == pytest.approx((beside.share or 0.0) * 132 / 32)
+    assert "16.2 TFLOP/s fp32 dense of 32 of 132 processors" in found.note

@@ -8,8 +8,10 @@ import pytest
 from trainplan import files
 from trainplan.errors import InputError
 from trainplan.profile.device.file import DeviceFile, read
+from trainplan.profile.device.model import Model
+from trainplan.profile.roofline import speed_of
 
-from .device_files import paper
+from .device_files import PAPER, paper
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,9 @@ def test_a_file_comes_back_as_it_was_written(file, tmp_path):
         ({"ceiling": {"bf61": 1e12}}, "ceiling.bf61", "no such precision. Try bf16"),
         ({"host": {"produkt": {"forward_s": 1.0, "backward_s": 1.0}}}, "host.produkt", "Try product"),
         ({"host": {"product": {"forward_s": -1.0, "backward_s": 1.0}}}, "host.product.forward_s", "zero or more"),
+        ({"host": {}}, "host", "what the host takes for elementwise work is neither there nor missing"),
+        ({"host": {"product": {"forward_s": 1e-5, "backward_s": 1e-5}}}, "host", "['product']: what the host takes"),
+        ({"update_op_s": 0.0, "update_tensor_s": 0.0}, "update_op_s", "Try measuring the device again, or saying why"),
         ({"skipped": -1}, "skipped", "zero or more"),
         ({"host_rounds": -1}, "host_rounds", "zero or more"),
         ({}, "curves", "there are none, so nothing was measured"),
@@ -97,3 +102,27 @@ def test_keys_beside_the_data_are_refused(file, tmp_path):
     (tmp_path / "paper.json").write_text(json.dumps(whole | {"formt": 1}), encoding="utf-8")
     with pytest.raises(InputError, match=r"paper\.json\.formt: there is no such key beside the data\. Try format"):
         DeviceFile.load(tmp_path / "paper.json")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"host": {}, "missing": {"host": "RuntimeError: no"}},
+         "; its host was not measured, so an operator is taken to need 30 µs, and 45 going back"),
+        ({"host": {}, "missing": {"host.elementwise": "the host was busy"}}, "; its host was not measured"),
+        ({"missing": {"host.pooling": "busy"}}, "; of its host not measured, so taken: pooling as elementwise"),
+        ({"update_op_s": 0.0, "update_tensor_s": 0.0, "missing": {"host.optimizer": "busy"}}, "taken: steps as on an"),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_what_a_file_says_is_missing_of_its_host_is_said_by_who_uses_it(file, changed, said):
+    found = read(files.to_json(replace(file, host_rounds=9, host_spread=0.2)) | changed, "paper.json")
+    words = speed_of(PAPER, "fp32", Model(found)).words
+    assert said in words
+    assert ("its host within 20.0 %" in words) == ("its host was not measured" not in words)
+    assert ("not measured" in words) == bool(said)
+
+
+def test_a_core_has_no_host_beside_it(file):
+    core = files.to_json(replace(file, device="cpu", processors=1, host={}, update_op_s=0.0, update_tensor_s=0.0))
+    assert read(core, "core.json").host_lacks == ()

@@ -58,7 +58,8 @@ def peak(of: Device, precision: str) -> float | None:
     """
     word = f"flops.{precision}"
     if not of.sources.get(word, "").startswith(MEASURED):
-        return of.flops.get(precision)
+        rate = of.flops.get(precision)
+        return rate * of.processors / of.slice_of if rate and of.slice_of else rate
     sheet = device(of.name) if has("device", of.name) else None
     if sheet is None or sheet.sources.get(word, MEASURED).startswith(MEASURED):
         return None

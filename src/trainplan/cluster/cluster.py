@@ -31,6 +31,7 @@ class Device:
     efficiency: dict[str, float] = field(default_factory=dict)  # fitted constants (`profile/efficiency.py`), if any
     capability: tuple[int, int] = (0, 0)  # CUDA's compute capability, (9, 0) of an H200; (0, 0): not known, or none
     file: str = ""  # whole path of the device file that alone says how fast it is; "": whichever there is
+    slice_of: int = 0  # processors of the whole device, whose data sheet's rates these are; 0: it is no slice of one
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from trainplan.cluster.cluster import Device
 from trainplan.errors import InputError
 
 KIND = "device"  # what such a file says that it is
+SLICED = "under MPS"  # what its `machine` says of a part of a GPU
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class _Sheet:
     ceiling: dict[str, float]
     memory_rate: float
     capability: tuple[int, int] = (0, 0)
+    machine: str = ""
 
 
 def measured_device(path: str | Path, like: Device | None = None) -> Device:
@@ -35,7 +37,8 @@ def measured_device(path: str | Path, like: Device | None = None) -> Device:
     the catalogue's of the same name where none is given.
 
     Roofs are those of its data sheet where that is known, and else the best that was measured. Its name is the file's,
-    so that a part of a device is not taken for the whole. Where the catalogue has no such device, its memory is 0.
+    so that a part of a device is not taken for the whole; a slice knows of how many processors it is one. Where the
+    catalogue has no such device, its memory is 0.
     """
     sheet = _read(path)
     known = like or (catalogue.device(sheet.device) if catalogue.has("device", sheet.device) else None)
@@ -46,6 +49,8 @@ def measured_device(path: str | Path, like: Device | None = None) -> Device:
     sources |= {"memory_rate": _source(from_, bool(sheet.memory_peak)), "processors": f"measured: {from_}"}
     if any(sheet.capability):
         sources["capability"] = f"measured: {from_}"
+    sheets = catalogue.device(sheet.device) if catalogue.has("device", sheet.device) else None
+    part = sheets is not None and SLICED in sheet.machine and sheet.processors < sheets.processors
     base = known or Device(sheet.device, 0, {}, 0.0)
     return replace(
         base,
@@ -57,6 +62,7 @@ def measured_device(path: str | Path, like: Device | None = None) -> Device:
         capability=sheet.capability if any(sheet.capability) else base.capability,
         efficiency={},  # constants of devices without a file
         file=str(Path(path).resolve()),
+        slice_of=sheets.processors if part and sheets is not None else 0,
         sources=sources,
     )
 

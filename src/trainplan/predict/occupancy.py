@@ -83,7 +83,8 @@ class Occupancy:
     def words(self) -> str:
         """What is left of the device's memory, or what is short."""
         if not self.over:
-            return f"{gib(self.memory - self.most.visible)} of {gib(self.memory)} never taken"
+            left, most = gib(self.memory - self.most.visible), gib(self.most.visible)
+            return f"{left} of {gib(self.memory)} never taken (nvidia-smi shows {most} at most)"
         return (
             f"with its workspaces and holes torch would ask for {gib(self.most.visible)}, more than the "
             f"{gib(self.memory)} of the device"

@@ -54,8 +54,9 @@ def utilisation(profile: Profile, cluster: Cluster, ranks: int, batch: int, step
 
     share = 3 * total * batch / (step_s * sum(map(rate, devices)) * (ranks / len(devices)))
     parts = {what: (flops / total, precision) for what, (flops, precision) in work.items()}
+    part_of = f" of {devices[0].processors} of {devices[0].slice_of} processors" if devices[0].slice_of else ""
     peaks = " and ".join(
-        f"{_shown(peak(devices[0], precision) or 0.0)} {precision} dense"
+        f"{_shown(peak(devices[0], precision) or 0.0)} {precision} dense{part_of}"
         + (f" for {what} ({percent(part)} of them)" if len(parts) > 1 else "")
         for what, (part, precision) in parts.items()
     )

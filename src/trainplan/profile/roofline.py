@@ -16,6 +16,7 @@ from trainplan.cluster import catalogue
 from trainplan.cluster.cluster import Device
 from trainplan.errors import InputError, nearest
 from trainplan.profile.device.families import PRECISIONS, convolution_flops, family_of, place, places
+from trainplan.profile.device.file import LIKE
 from trainplan.profile.device.model import Model, tiled
 from trainplan.profile.efficiency import Efficiency, efficiency
 from trainplan.profile.op import BIAS, CONVOLUTIONS, Op
@@ -77,7 +78,9 @@ class Speed:
             words = f"scaled from the device file of {file.device} by data sheets (measured {file.made[:10]}){error}"
         else:
             words = f"from its device file (measured {file.made[:10]}, torch {file.versions.get('torch', '?')}){error}"
-        if file.host_rounds:
+        if file.host_lacks:
+            words += f"; {self._host_words(file.host_lacks)}"
+        if file.host_rounds and LIKE in file.host:
             words += f"; its host within {percent(file.host_spread)} (middle half of {file.host_rounds} readings)"
         if file.coverage:
             words += f"; {file.coverage}"
@@ -86,6 +89,15 @@ class Speed:
             more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
             words += f"; not measured, so taken: {', '.join(lacking[:3])}{more}"
         return words
+
+    def _host_words(self, lacks: tuple[str, ...]) -> str:
+        """What is taken for what a file does not say of its host."""
+        if lacks == ("host",):
+            there, back = (self.reaches.issue_s or usual for usual in (ISSUE_FORWARD_S, ISSUE_BACKWARD_S))
+            taken = f"{there * 1e6:g} µs, and {back * 1e6:g} going back"
+            return f"its host was not measured, so an operator is taken to need {taken}"
+        how = [f"{name} as {LIKE}" if name != "optimizer" else "steps as on an H200" for name in lacks]
+        return f"of its host not measured, so taken: {', '.join(how)}"
 
     def peak(self, op: Op) -> tuple[float, bool]:
         """(FLOP/s, whether on tensor cores) of an operator's arithmetic."""
@@ -232,7 +244,7 @@ def issue_seconds(ops: Sequence[Op], passing: Pass, speed: Speed) -> float:
         return len(ops) * usual
     host = speed.model.file.host
     # A family whose issuing was not measured is issued like what is element by element.
-    like = host.get("elementwise")
+    like = host.get(LIKE)
     total = 0.0
     for op in ops:
         known = host.get(family_of(op.name), like)

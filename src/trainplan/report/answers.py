@@ -108,7 +108,7 @@ class Predicted:
             over = f", though tensors would{over}"
         verdict = "fits" if p.fits else f"DOES NOT FIT{over}"
         lines = [
-            model_line(self.profile, p.batch),
+            model_line(self.profile, p.batch, p.plan.precision),
             cluster_lines(self.cluster),
             f"plan     {brief(p.plan)}",
             *([f"cut by   {p.plan.cut_by}"] if p.plan.cut_by else []),
@@ -141,7 +141,7 @@ def _margin(found: Occupancy) -> str:
     """What is left of a device's memory, or what is short."""
     if found.over:
         return f"margin   none: {found.words}"
-    return f"margin   {found.words}; {percent(MEMORY_MARGIN)} of it is kept free by tensors"
+    return f"margin   {found.words}; the tensors of a plan that fits leave {percent(MEMORY_MARGIN)} free"
 
 
 def _occupancy(found: Occupancy) -> str:

@@ -15,23 +15,24 @@ from trainplan.units import count, percent, seconds, significant
 NOWHERE = "none: "  # machines of estimated profiles begin so
 
 
-def model_line(profile: Profile, batch: int) -> str:
-    """Size, work and batch of a model, and what its profile is."""
+def model_line(profile: Profile, batch: int, planned: str = "fp32") -> str:
+    """Size, work and batch of a model, and what its profile is; `planned` is the precision that a plan has."""
     words = f"{profile.workload}: {count(profile.parameter_count)} parameters in {len(profile.blocks)} blocks, "
     words += f"{_work(3 * profile.flops)} per {profile.sample} (forward and backward), batch {batch:,}"
     if profile.tokens_per_sample:
         words += f" × {profile.tokens_per_sample:,} = {count(batch * profile.tokens_per_sample)} tokens a step"
-    return f"model    {words}\nprofile  {profile_words(profile)}"
+    return f"model    {words}\nprofile  {profile_words(profile, planned)}"
 
 
-def profile_words(profile: Profile) -> str:
+def profile_words(profile: Profile, planned: str = "fp32") -> str:
     """What a profile is worth."""
     made = profile.provenance
     where = f"{profile.kind} on {profile.device} ({made.machine})"
     if made.machine.startswith(NOWHERE):  # which says for what, and from what
         where = made.machine.removeprefix(NOWHERE)
     words = f"{where}, {'compiled' if profile.compiled else 'eager'}, "
-    words += f"{profile.precision}, {profile.optimizer}, micro-batches of {_sizes(profile.samples)}"
+    precision = profile.precision + (f" ({planned} by the plan)" if planned not in ("fp32", profile.precision) else "")
+    words += f"{precision}, {profile.optimizer}, micro-batches of {_sizes(profile.samples)}"
     if made.spread:
         words += f", spread {percent(made.spread)}"
     return words
@@ -80,7 +81,7 @@ def search_lines(found: Recommendation) -> list[str]:
     if found.left:
         of = f", {found.better:,} of them to be the best" if found.better else ", none of them to be the best"
         lines.append(f"         stopped early: {found.left:,} plans were left that may have a place in the table{of}")
-    kept = f"{percent(MEMORY_MARGIN)} of every device's memory is kept free by tensors, beside its own libraries"
+    kept = f"tensors of plans that fit leave {percent(MEMORY_MARGIN)} of every device free, beside its own libraries"
     gpu = any(device.name != "cpu" for device in found.cluster.kinds.values())
     lines.append(f"margin   {kept}" + ("; and torch's allocator has room for those that are shown" if gpu else ""))
     return lines

@@ -18,6 +18,7 @@ import numpy as np
 
 from trainplan import files
 from trainplan.cluster import catalogue
+from trainplan.cluster.measured import SLICED
 from trainplan.errors import InputError, nearest
 from trainplan.profile.device.families import DIMENSIONS, PRECISIONS, VARIANTS, amounts
 from trainplan.units import gb_per_s, percent, seconds, tflops
@@ -25,8 +26,8 @@ from trainplan.units import gb_per_s, percent, seconds, tflops
 KIND = "device"
 PART = ".part.json"  # what the name of a file ends in that is still being measured, or ended early beside a whole one
 TOLERANCE = 1.05  # a measured rate may be above a data sheet's by so much: clocks are boosted, sheets rounded
-SLICED = "under MPS"  # what `machine` says of a part of a GPU
 ROUNDED = 1.01  # points are written with four digits
+LIKE = "elementwise"  # the family that stands for those whose issuing was not measured
 # What no device does, by a wide margin to what those that were measured do.
 SHORTEST_S = 1e-8  # an operator: calling it takes longer
 FEWER_FLOPS = 10.0  # times the ceiling: convolutions that need fewer than are counted (Winograd; seen: 2.9)
@@ -129,6 +130,16 @@ class DeviceFile:
         return self._by_name.get((family, variant, precision))
 
     @property
+    def host_lacks(self) -> tuple[str, ...]:
+        """Families (and `optimizer`) whose issuing a GPU's file does not say; `host`: all of it."""
+        if self.is_cpu:
+            return ()
+        if LIKE not in self.host:
+            return ("host",)
+        lacking = [name.removeprefix("host.") for name in self.missing if name.startswith("host.")]
+        return tuple(name for name in lacking if name not in self.host and name != "mixed")
+
+    @property
     def coverage(self) -> str:
         """How much of what is measured where there is time was measured; nothing where it is all of it."""
         count = sum(len(curve.points) for curve in (*self.curves, *self.checks))
@@ -208,6 +219,7 @@ def _check(found: DeviceFile, where: str) -> None:
         _known(family, VARIANTS, f"{where}.host.{family}", "family")
         _not_negative(issue.forward_s, f"{where}.host.{family}.forward_s")
         _not_negative(issue.backward_s, f"{where}.host.{family}.backward_s")
+    _check_host(found, where)
     for table, curves in (("curves", found.curves), ("checks", found.checks)):
         names: dict[str, int] = {}
         for number, curve in enumerate(curves):
@@ -219,6 +231,22 @@ def _check(found: DeviceFile, where: str) -> None:
             names[curve.name] = number
     _check_against_catalogue(found, where)
     _check_rates(found, where)
+
+
+def _check_host(found: DeviceFile, where: str) -> None:
+    """What the host of a GPU takes is there, or said to be missing: an estimate without it is too fast for small work.
+
+    Families of which only others were read are issued like what is element by element.
+    """
+    if found.is_cpu or "host" in found.missing:
+        return
+    instead = "measuring the device again, or saying why under missing."
+    if LIKE not in found.host and f"host.{LIKE}" not in found.missing:
+        why = f"{sorted(found.host) or 'nothing'}: what the host takes for {LIKE} work is neither there nor missing"
+        raise InputError(f"{where}.host", why, f"{instead}host.{LIKE}")
+    if not (found.update_op_s or found.update_tensor_s or "host.optimizer" in found.missing):
+        why = "0, and update_tensor_s is, too: what the host takes for a step is neither there nor missing"
+        raise InputError(f"{where}.update_op_s", why, f"{instead}host.optimizer")
 
 
 def _check_against_catalogue(found: DeviceFile, where: str) -> None:

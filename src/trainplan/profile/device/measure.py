@@ -21,11 +21,12 @@ from typing import Any
 import torch
 
 from trainplan.cluster import catalogue
+from trainplan.cluster.measured import SLICED
 from trainplan.errors import InputError, RunError
 from trainplan.profile import machine
 from trainplan.profile.device import issue, load
 from trainplan.profile.device.families import ARITHMETIC, VARIANTS
-from trainplan.profile.device.file import PART, SLICED, STREAMS, TOLERANCE, Curve, DeviceFile, point
+from trainplan.profile.device.file import PART, STREAMS, TOLERANCE, Curve, DeviceFile, point
 from trainplan.profile.device.grid import Case, cases
 from trainplan.profile.device.kernels import arithmetic, work
 from trainplan.profile.device.load import times
