@@ -34,8 +34,8 @@ from trainplan.bench.slices import sliced
 from trainplan.bench.slow_link import SlowLink, slow_link
 from trainplan.bench.suites import exchanges, orders, suite
 from trainplan.cluster.cluster import Cluster
-from trainplan.cluster.probe.probe import probe
 from trainplan.cluster.yaml_write import save_yaml
+from trainplan.engine.probe import probe
 from trainplan.errors import PlanError, RunError, TrainplanError
 from trainplan.profile import machine
 from trainplan.profile.measure import measure

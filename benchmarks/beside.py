@@ -19,7 +19,7 @@ from trainplan.bench.accuracy import run_plan
 from trainplan.bench.beside import seen
 from trainplan.bench.command import command
 from trainplan.cluster.cluster import Cluster
-from trainplan.cluster.probe.probe import probe
+from trainplan.engine.probe import probe
 from trainplan.plan.plan import Plan, plan
 from trainplan.predict.collectives import all_reduce
 from trainplan.predict.contention import largest

@@ -28,8 +28,8 @@ from trainplan.bench import limit
 from trainplan.bench.command import command
 from trainplan.bench.pool import pool
 from trainplan.cluster.cluster import Cluster
-from trainplan.cluster.probe.probe import probe
 from trainplan.engine.exchanges import Sums
+from trainplan.engine.probe import probe
 from trainplan.engine.transport import Gloo
 from trainplan.predict import collectives
 from trainplan.predict.exchanges import in_rounds

@@ -37,11 +37,12 @@ def cluster_for(cluster: str | Cluster, set: Changes = (), refresh: bool = False
     """The cluster that is meant, with the changes that were asked for."""
     from trainplan.cluster.overrides import with_overrides
     from trainplan.cluster.parse import cluster as parse
+    from trainplan.engine.probe import probe
     from trainplan.report.progress import progress
 
     if isinstance(cluster, str):
         with progress() as report:
-            cluster = parse(cluster, progress=report, refresh=refresh)
+            cluster = parse(cluster, progress=report, refresh=refresh, probe=probe)
     changes = _changes(set)
     return with_overrides(cluster, changes) if changes else cluster
 

@@ -26,7 +26,7 @@ from trainplan.bench.slow_link import slow_link
 from trainplan.bench.uneven import described, uneven
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.probe.launch import Place
-from trainplan.cluster.probe.probe import probe
+from trainplan.engine.probe import probe
 from trainplan.errors import TrainplanError
 from trainplan.plan.text import parse, text
 from trainplan.predict.by_equations import by_equations

@@ -111,6 +111,8 @@ def _measured(cluster: Cluster) -> list[tuple[str, str]]:
     if len(cluster.hosts) > 1:
         most = len(cluster.hosts)
         rows.append(("hosts", f"issuing work takes {cluster.hosts[-1]:.2f} × when {most} of a node do"))
+    if cluster.dispatch_s:
+        rows.append(("engine", f"takes {seconds(cluster.dispatch_s)} of a host for an operation, beside the operation"))
     if cluster.spread:
         rows.append(("spread", f"devices that should be equally fast are {percent(cluster.spread)} apart"))
     return rows

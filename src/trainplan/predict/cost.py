@@ -197,10 +197,10 @@ def _send(c: CostClass, s: Setting) -> tuple[float, float]:
 
 
 def _receive(c: CostClass, s: Setting) -> tuple[float, float]:
-    """The message has arrived by then; what is left is the host's work to take it, unless a probed curve has it."""
-    if collectives.is_probed(s.cluster, c.peer, c.rank):
-        return 0.0, 0.0
-    return s.cluster.link(c.peer, c.rank).message_s * c.tensors, 0.0
+    """The message has arrived by then; what is left is the host's work to take it, and to post the next receive. A
+    probed curve has the former."""
+    taking = s.cluster.link(c.peer, c.rank).message_s * c.tensors
+    return s.cluster.dispatch_s + (0.0 if collectives.is_probed(s.cluster, c.peer, c.rank) else taking), 0.0
 
 
 def _sum(c: CostClass, s: Setting) -> tuple[float, float]:

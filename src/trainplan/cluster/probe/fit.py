@@ -103,6 +103,19 @@ def hosts(workers: Sequence[Samples], count: int) -> tuple[float, ...]:
     return _table(workers[0], "issuing.", count) if "issuing.1" in workers[0] else ()
 
 
+def dispatch(workers: Sequence[Samples]) -> float:
+    """Host seconds of the engine for an operation, beside the operation itself: the mean over kinds of operations of
+    the median of all workers. Nought where the engine was not asked, or is lost in the noise.
+
+    >>> one, other = {"dispatch.forward": [1e-4, 3e-4], "dispatch.receive": [4e-4]}, {"dispatch.forward": [2e-4]}
+    >>> f"{dispatch([one, other]):g}", dispatch([{}]), dispatch([{"dispatch.forward": [-1e-6]}])
+    ('0.0003', 0.0, 0.0)
+    """
+    kinds = {name for worker in workers for name in worker if name.startswith("dispatch.")}
+    medians = [median(sample for worker in workers for sample in worker.get(name, [])) for name in sorted(kinds)]
+    return max(0.0, mean(medians)) if medians else 0.0
+
+
 def _table(
     first: Samples, what: str, count: int, turns: Callable[[int], float] = lambda busy: 1.0
 ) -> tuple[float, ...]:  # fmt: skip

@@ -25,6 +25,7 @@ FULL_S, QUICK_S = 14.0, 4.5  # of measuring; starting the workers comes on top
 FULL_ROUNDS, QUICK_ROUNDS = 4, 3  # at the least
 MOST_WORKERS = 256
 MEASURES = 6  # counts up when a probe measures more than before, or otherwise: what was remembered then will not do
+WORKER = "trainplan.cluster.probe.worker"
 DISTURBED = 0.1  # share of the machine that others may use before a probe says so
 
 Progress = Callable[[str, float], None]
@@ -42,20 +43,22 @@ def probe(
     progress: Progress | None = None,
     timeout_s: float | None = None,
     place: Place | None = None,
+    worker: str = WORKER,
 ) -> Cluster:
     """Measure this machine with so many workers: by default one for each core, or for each GPU.
 
     `backend` is gloo, or nccl where every worker has a GPU of its own. With `quick` fewer sizes and rounds are
     measured. A machine that was probed before with the same versions is not measured again unless `refresh`; `cache`
     off neither looks nor remembers. `progress` is told what was done, and what share of it all that is. Workers are
-    started inside their `place`, if that is given; then nothing is remembered.
+    started inside their `place`, if that is given; then nothing is remembered. `worker` is the module that each runs:
+    one that measures more than ours (`engine/probe.py`).
     """
     cache = cache and place is None
     count, backend = _checked(workers, device, backend, threads)
     name = "local" if workers is None else f"{count}xlocal"
-    path = _path(count, device, backend, threads, quick)
+    path = _path(count, device, backend, threads, quick, worker)
     if cache and not refresh:
-        known = _remembered([_path(count, device, backend, threads, False), path])
+        known = _remembered([_path(count, device, backend, threads, False, worker), path])
         if known is not None:
             return replace(known, name=name)
     settings = {
@@ -72,10 +75,9 @@ def probe(
     limit = timeout_s or 90 + 10 * count
     load, in_use = machine.Load(), machine.gpu_memory_in_use() if device == "cuda" else {}
     results = run_workers(
-        "trainplan.cluster.probe.worker", count, settings, timeout_s=limit, threads=threads, progress=progress,
-        place=place,
+        worker, count, settings, timeout_s=limit, threads=threads, progress=progress, place=place
     )  # fmt: skip
-    found = _cluster(name, results, settings, load.of_others(), in_use)
+    found = _cluster(name, results, settings, load.of_others(), in_use, worker)
     if cache:
         found.save(path)
     return found
@@ -103,11 +105,11 @@ def _checked(workers: int | None, device: str, backend: str | None, threads: int
 # -- the cache -----------------------------------------------------------------------------------------------------
 
 
-def _path(count: int, device: str, backend: str, threads: int, quick: bool) -> Path:
+def _path(count: int, device: str, backend: str, threads: int, quick: bool, worker: str) -> Path:
     """The file that such a probe of this machine with these versions is kept in."""
     key: dict[str, Any] = machine.identity() | machine.versions()
     key |= {"workers": count, "device": device, "backend": backend, "threads": threads, "quick": quick}
-    key["measures"] = MEASURES
+    key |= {"measures": MEASURES, "worker": worker}
     mark = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     return machine.cache_folder() / f"cluster-{mark}.json"
 
@@ -132,6 +134,7 @@ def _cluster(
     settings: dict[str, Any],
     others: float,
     in_use: dict[str, int],
+    worker: str,
 ) -> Cluster:
     workers: list[fit.Samples] = [result["samples"] for result in results]
     count = len(workers)
@@ -160,6 +163,8 @@ def _cluster(
         notes.append(f"{count} workers of {_many(threads, 'thread')} share {_many(machine.cores(), 'core')}")
     if others > DISTURBED:
         notes.append(f"other processes used {percent(others)} of this machine meanwhile: probe again when it is quiet")
+    if settings["backend"] == "nccl" and worker != WORKER:
+        notes.append("what the engine takes of hosts was not measured: NCCL between several ranks is not tested")
     if results[0]["sharers"] > 1:
         notes.append(f"{results[0]['sharers']} workers share one GPU, and its memory is dealt out evenly")
     return Cluster(
@@ -170,6 +175,7 @@ def _cluster(
         slowdown=fit.slowdowns(workers, count),
         contention=fit.contention(workers, count, machine.cores() if settings["device"] == "cpu" else 0),
         hosts=fit.hosts(workers, count),
+        dispatch_s=fit.dispatch(workers),
         source=source,
         notes=tuple(notes),
         spread=fit.spread(workers),

@@ -13,6 +13,8 @@ import threading
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,25 @@ from trainplan.cluster.probe import compute, messages, overlap
 from trainplan.cluster.probe.team import Round, Team
 from trainplan.errors import RunError, TrainplanError
 
+
+@dataclass(frozen=True)
+class Phase:
+    """Something that is measured in rounds."""
+
+    words: str
+    share: float  # of the time
+    prepare: Callable[[Team, bool], Round]
+    alone: bool = False  # one worker can measure it, too
+
+
 PHASES = (
-    ("products and copies", 0.15, compute.prepare),
-    ("messages and collectives", 0.45, messages.prepare),
-    ("compute beside communication", 0.40, overlap.prepare),
+    Phase("products and copies", 0.15, compute.prepare, alone=True),
+    Phase("messages and collectives", 0.45, messages.prepare),
+    Phase("compute beside communication", 0.40, overlap.prepare),
 )
 
 
-def work(folder: Path, rank: int, count: int) -> dict[str, Any]:
+def work(folder: Path, rank: int, count: int, phases: Sequence[Phase]) -> dict[str, Any]:
     """Join the others, measure, and return all samples by quantity."""
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     torch.set_num_threads(settings["threads"])
@@ -46,16 +59,16 @@ def work(folder: Path, rank: int, count: int) -> dict[str, Any]:
     team = Team(rank, count, device, settings["backend"], control)
     samples: defaultdict[str, list[Any]] = defaultdict(list)
     done = 0.0
-    for words, share, prepare in PHASES if count > 1 else PHASES[:1]:
-        seconds = settings["seconds"] * share
+    for phase in (phase for phase in phases if count > 1 or phase.alone):
+        seconds = settings["seconds"] * phase.share
         started = time.perf_counter()
-        one_round = prepare(team, settings["quick"])
+        one_round = phase.prepare(team, settings["quick"])
         one_round(lambda name, sample: None)  # the first one warms up
         rounds = _rounds(team, one_round, samples, started + seconds, settings["least_rounds"])
         samples["rounds"].append(rounds)
-        done += share
+        done += phase.share
         if rank == 0:
-            _tell(folder, done, words)
+            _tell(folder, min(done, 1.0), phase.words)
     team.barrier()
     if count > 1:
         dist.destroy_process_group()
@@ -109,10 +122,11 @@ def _end_with_the_launcher() -> None:
     os._exit(3)
 
 
-def main(folder: Path, rank: int, count: int) -> None:
+def main(folder: Path, rank: int, count: int, phases: Sequence[Phase] = PHASES) -> None:
+    """Measure these phases as one of so many workers."""
     threading.Thread(target=_end_with_the_launcher, daemon=True).start()
     try:
-        result = work(folder, rank, count)
+        result = work(folder, rank, count, phases)
     except BaseException as error:
         told: dict[str, Any] = {"time": time.time(), "traceback": traceback.format_exc()}
         if isinstance(error, TrainplanError):
