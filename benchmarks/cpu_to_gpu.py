@@ -5,8 +5,9 @@
 
 `measure` trains each network for a step on one core, in rounds over all of them, so that whatever else the machine
 does meets all alike; the shortest step counts. Beside it stands what is estimated for that core. `show` joins this with
-steps that were estimated and measured on a GPU (`benchmarks/estimates.py`), the largest batch of each network, and asks
-of every network, with all constants from the *others*:
+steps that were estimated and measured on a GPU (`benchmarks/estimates.py`), the largest batch of each network, and once
+more with the blind list's, as far as that has the same networks: the estimates of the first list are of a model that
+was mended by it. It asks of every network, with all constants from the *others*:
 
 * **CPU alone**: its seconds on the core for a sample, times one constant: a ratio of peaks;
 * **estimate alone**, times one constant;
@@ -41,6 +42,7 @@ CASES = (
     *((f"{USER}{name}", 1) for name in ("vit", "convnext", "densenet", "bert", "t5")),
     ("gpt:layers=12,hidden=768,heads=12,seq=1024,vocab=50257", 1),
 )
+BLIND = Path("benchmarks/data/estimates-blind.json")  # which the model of the GPU was not mended by
 LEAST = 5  # networks on both, to find constants on all but one of them
 CONVOLUTIONS = ("resnet", "vgg", "mobilenet", "convnext", "densenet")
 
@@ -178,8 +180,9 @@ def main() -> None:
         both = joined([Row(**row) for row in data["rows"]], gpu)
         if len(both) < LEAST:
             raise SystemExit(f"{asked.gpu} has measured steps of {len(both)} of these networks; {LEAST} are needed")
-        data |= {"joined": [asdict(row) for row in both], "scores": scores(both)}
-        print(json.dumps(data["scores"], indent=1))
+        blind = joined([Row(**row) for row in data["rows"]], json.loads(BLIND.read_text(encoding="utf-8"))["data"])
+        data |= {"joined": [asdict(row) for row in both], "scores": scores(both), "blind": scores(blind)}
+        print(json.dumps({key: data[key] for key in ("scores", "blind")}, indent=1))
     asked.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 

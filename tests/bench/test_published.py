@@ -1,7 +1,9 @@
 """Published step times: what is kept as data meets the goals, and its constants are ones that a device may have."""
 
 import json
+from math import exp, log
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -21,6 +23,11 @@ GOALS = {
 }
 
 
+@pytest.mark.xfail(strict=True, reason="10.7 %: 6.5 % needs what is believed of eight constants, from this same table")
+def test_one_labelled_row_and_all_else_as_it_comes():
+    assert GRIDS["one labelled row, all else as it comes"]["mean"] < GOALS["one labelled row"]["mean"]
+
+
 @pytest.mark.parametrize("fit", GOALS)
 def test_single_node_grids(fit):
     for what, goal in GOALS[fit].items():
@@ -32,11 +39,16 @@ def test_single_node_grids(fit):
 
 def test_rows_that_were_fitted_to_are_not_predicted():
     assert GRIDS["20 labelled rows"]["rows"] == 272 - 20
-    assert sum(row["labelled"] + row["rows"] for what, row in SHARDED.items() if what != "mean") == 113
+    assert sum(row["labelled"] + row["rows"] for what, row in SHARDED.items() if isinstance(row, dict)) == 113
 
 
 def test_sharded_rows():
     assert SHARDED["mean"] < 0.09
+
+
+@pytest.mark.xfail(strict=True, reason="10 %: 8.8 % needs what FlashAttention-2 reaches of an H100 beside it")
+def test_sharded_rows_by_one_constant_alone():
+    assert SHARDED["one_constant"] < 0.09
 
 
 @pytest.mark.parametrize("group", ["nchw, torch 1.12", "nhwc, torch 1.12"])
@@ -46,6 +58,16 @@ def test_networks_on_one_device(group):
     assert found["rows"] + len(found["left_out"]) == 28
     assert found["mean"] < 0.15
     assert found["rank"] > 0.85
+
+
+def test_networks_on_one_device_by_one_constant_for_all_of_them():
+    """Channels first and last, and three versions of torch: each row by the constant of the 79 others."""
+    plain = [error for group in DATA["timm_train_rtx3090_subset.csv"].values() for error in group["plain"].values()]
+    ratio = [log(1 + error) for error in plain]
+    off = [abs(exp(own - (sum(ratio) - own) / (len(ratio) - 1)) - 1) for own in ratio]
+    assert len(off) == 80
+    assert mean(off) == pytest.approx(0.134, abs=1e-3)
+    assert mean(off) < 0.15
 
 
 @pytest.mark.parametrize("way", ["from its data sheet", "scaled"])
@@ -96,10 +118,11 @@ BOTH = json.loads((Path(__file__).parents[2] / "benchmarks" / "data" / "cpu-to-g
 @pytest.mark.system("cpu-to-gpu", "P")
 def test_cpu_to_gpu_an_estimate_carries_what_a_measurement_does_not():
     """Seconds on a core, times a constant, are far off; the estimate is near; and correcting it does not help."""
-    scores = BOTH["scores"]
-    assert scores["CPU alone"]["mean"] > 5 * scores["estimate alone"]["mean"]
-    assert scores["estimate alone"]["mean"] < 0.15
-    assert scores["corrected"]["mean"] > scores["estimate alone"]["mean"]
+    for scores in (BOTH["scores"], BOTH["blind"]):
+        assert scores["CPU alone"]["mean"] > 5 * scores["estimate alone"]["mean"]
+        assert scores["estimate alone"]["mean"] < 0.15
+        assert scores["corrected"]["mean"] > scores["estimate alone"]["mean"]
+    assert {row["networks"] for row in BOTH["blind"].values()} == {12}
 
 
 COLLECTIVES = {

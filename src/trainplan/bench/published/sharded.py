@@ -47,25 +47,30 @@ def mpt(folder: Path) -> list[tuple[str, Row]]:
 
 
 def sharded(folder: Path, say: Callable[[str], None]) -> dict[str, object]:
-    """FSDP: one constant for each accelerator, the clock that it sustains, from its rows of three of nine models."""
+    """FSDP: one constant for each accelerator, the clock that it sustains, from its rows of three of nine models; with
+    what is known beforehand beside it, and without (`one_constant`)."""
     begin = time.perf_counter()
     rows = mpt(folder)
     say(f"{len(rows)} rows traced and estimated in {time.perf_counter() - begin:.0f} s")
     found: dict[str, object] = {}
-    errors: list[float] = []
+    errors: dict[bool, list[float]] = {True: [], False: []}  # with what is known beforehand, and without
     for name in sorted({name for name, _ in rows}):
         own = [row for which, row in rows if which == name]
         few = [row for row in own if row.width in SETTING and row.layers == 2048]  # tokens
-        known = KNOWN.get(name, {})
-        sustained = median(row.predicted(known | {"sustained": 1.0}) / row.seconds for row in few)
-        constants = known | {"sustained": min(1.0, sustained)}
         rest = [row for row in own if row not in few]
-        scores = score(rest, constants)
-        errors += [abs(row.predicted(constants) / row.seconds - 1) for row in rest]
-        plain = score(own, known | {"sustained": 1.0})
-        found[name] = {
-            "labelled": len(few), "sustained": sustained, "without": plain["mean"], "scaled": as_asked(own),
-            **{key: scores[key] for key in ("rows", "mean", "median", "worst", "bias")},
-        }  # fmt: skip
-    found["mean"] = mean(errors)
+        for informed in errors:
+            known = KNOWN.get(name, {}) if informed else {}
+            sustained = median(row.predicted(known | {"sustained": 1.0}) / row.seconds for row in few)
+            constants = known | {"sustained": min(1.0, sustained)}
+            scores = score(rest, constants)
+            errors[informed] += [abs(row.predicted(constants) / row.seconds - 1) for row in rest]
+            if informed:
+                found[name] = {
+                    "labelled": len(few), "sustained": sustained,
+                    "without": score(own, known | {"sustained": 1.0})["mean"], "scaled": as_asked(own),
+                    **{key: scores[key] for key in ("rows", "mean", "median", "worst", "bias")},
+                }  # fmt: skip
+            else:
+                found[name] |= {"one_constant": scores["mean"]}  # type: ignore[operator]
+    found["mean"], found["one_constant"] = mean(errors[True]), mean(errors[False])
     return found
