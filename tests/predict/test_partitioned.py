@@ -21,7 +21,6 @@ from trainplan.program.ops import Kind, Value
 from trainplan.program.program import Program
 from trainplan.program.text import parse as name_of
 from trainplan.program.traffic import sent
-from trainplan.report.systems import systems
 from trainplan.solve.resolve import resolve
 from trainplan.workload.load import load
 
@@ -56,9 +55,9 @@ def again(program: Program) -> list[int]:
     return [op for op in range(len(program)) if program.kind[op] == Kind.R]
 
 
-@pytest.mark.system("zero-r-partitioned", "P")
+@pytest.mark.system("zero-r", "P")
 @pytest.mark.parametrize("tp", [2, 4, 8])
-def test_zero_r_partitioned_checkpoints_are_divided_and_gathered_once_a_block(gpt: Profile, tp: int) -> None:
+def test_zero_r_checkpoints_are_divided_and_gathered_once_a_block(gpt: Profile, tp: int) -> None:
     """Of every layer's input 1/tp stays, and before it is computed again one all-gather brings the whole: the volume of
     one input beside the twelve of Megatron's sums (two each way, and two again), which is less than a tenth."""
     whole, parts = (program_of(gpt, planned_for(gpt, tp, offload)) for offload in ("none", "partitioned"))
@@ -78,7 +77,7 @@ def test_zero_r_partitioned_checkpoints_are_divided_and_gathered_once_a_block(gp
     assert max(found) < 0.1 * megatron
 
 
-@pytest.mark.system("zero-r-partitioned", "P")
+@pytest.mark.system("zero-r", "P")
 def test_zero_r_partitioned_takes_less_memory_by_the_shares_of_others_and_longer_by_the_gathers(gpt: Profile) -> None:
     """When block k goes back, the inputs of blocks 1 to k are there (0 reads the batch), and its own was gathered:
     so k (1 - 1/tp) - 1 inputs less. And a gather for each of them is more, which a busy host may hide."""
@@ -119,10 +118,7 @@ def test_the_line_says_so(gpt: Profile) -> None:
 
 
 def test_what_ranks_of_tp_have_a_share_each_of_is_not_said_to_run(gpt: Profile) -> None:
-    """Only they have activations in common, and they are not run; so this is refused, and `systems` has no R for it."""
+    """Only they have activations in common, and they are not run; so this is refused, and `systems` says so."""
     with pytest.raises(PlanError, match=r"tp=4 is predicted, not yet run here"):
         check_runs(planned_for(gpt, 4))
-    (row,) = systems(["zero-r-partitioned"]).rows
-    assert "R" in row.needs
-    assert "R" not in row.has
-    assert "partitioned" not in SYSTEMS["zero-r"].carried_by + SYSTEMS["zero-r"].line
+    assert "Partitioned (predicted, not yet run" in SYSTEMS["zero-r"].carried_by
