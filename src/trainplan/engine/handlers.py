@@ -340,8 +340,7 @@ def _step(run: Runner, op: Instruction, place: int) -> None:
 
 def completes(run: Runner, op: Instruction) -> bool:
     """Whether the backward pass of what an operation is about completes the gradients of its stage."""
-    last = next(i for i in reversed(run.list) if i.kind in (Kind.B, Kind.W) and i.stage == op.stage)
-    return run.piece(op) == run.piece(last)
+    return run.piece(op) == run.completing[op.stage]
 
 
 HANDLERS: dict[Kind, Handler] = {

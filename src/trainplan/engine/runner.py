@@ -122,6 +122,10 @@ class Runner:
         self.receives = [taken[number] for number in order]  # as they are posted
         self._due = due(order)
         self.edges = {(e.source, e.target): e for e in part.layout.edges}
+        self._numbers = {ends: number for number, ends in enumerate(self.edges)}
+        self._widest = max((len(e.crossings) for e in self.edges.values()), default=1)
+        # By stage, the piece whose backward pass completes its gradients: the last.
+        self.completing = {i.stage: self.piece(i) for i in self.list if i.kind in (Kind.B, Kind.W)}
         self.names = [c.name for c in part.layout.profile.crossings]
         held = next(iter(part.held.values()), None)  # a server holds no stage
         self.shapes = {c.name: c.shape for c in held.stage.captured.crossings} if held else {}
@@ -303,11 +307,9 @@ class Runner:
         if instruction.kind in INPUT_MESSAGES:  # after those of all loads
             assert self.part.layout.service is not None
             return served_tag(self.part.layout, len(self.part.layout.service.loads), push=False)
-        source, target = self._ends(instruction)
-        edge = list(self.edges).index((source, target))
+        edge = self._numbers[self._ends(instruction)]
         backward = int(instruction.kind in (Kind.SEND_B, Kind.RECV_B))
-        widest = max(len(e.crossings) for e in self.edges.values())
-        return ((edge * self.part.layout.plan.pieces + self.piece(instruction)) * 2 + backward) * widest
+        return ((edge * self.part.layout.plan.pieces + self.piece(instruction)) * 2 + backward) * self._widest
 
     # -- for handlers -----------------------------------------------------------------------------------------------
 
