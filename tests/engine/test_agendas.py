@@ -58,7 +58,7 @@ def test_a_log_has_room_for_what_repeats_and_ends_where_it_has_no_more() -> None
 
 @pytest.mark.system("p3", "R")
 @pytest.mark.usefixtures("quick_start")
-def test_a_run_is_repeated_from_its_folder(tmp_path: Path) -> None:
+def test_a_run_of_p3_is_repeated_from_its_folder(tmp_path: Path) -> None:
     """First as it decides; then in an order that nobody would decide, written into the files; and that is what the
     second run did, by its own files and by its timeline."""
     then, now = tmp_path / "then", tmp_path / "now"

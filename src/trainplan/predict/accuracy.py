@@ -84,6 +84,8 @@ def with_more(kind: str, *more: str) -> str:
 
 def own_precision(profile: Profile, plan: Plan) -> str:
     """What a model computes in by itself, where that is not what the plan says: errors were measured of each apart."""
+    if plan.precision in HALF:  # it says; and the profile may be that of a rank of the plan already
+        return ""
     lowered = [precision for precision in (profile.products_in, profile.convolutions_in) if precision in HALF]
     if profile.precision in HALF:
         return f"weights in {profile.precision}"
