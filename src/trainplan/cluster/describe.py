@@ -31,7 +31,7 @@ def describe(cluster: Cluster) -> str:
     rows += _measured(cluster)
     rows.append(("price", _price(cluster)))
     rows.append(("source", cluster.source or "not said"))
-    told = ("changed", "network assumed", "other processes")  # the rest is in the lines above
+    told = ("changed", "network assumed", "other processes", "what the engine")  # the rest is in the lines above
     rows += [("note", note) for note in cluster.notes if note.startswith(told)]
     width = max(len(name) for name, _ in rows)
     return "\n".join(lines + [f"  {name:{width}}  {text}" for name, text in rows])
