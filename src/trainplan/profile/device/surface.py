@@ -16,6 +16,8 @@ from math import sqrt
 import numpy as np
 
 NEIGHBOURS = 32
+# Many points are equally far, as they lie on grids; which are the nearest is not to hang on how a processor sorts.
+TIE = 1e-9
 ROUGH = 0.01  # share of the variance that no neighbour tells: libraries change their kernels from one shape to the next
 
 
@@ -28,9 +30,10 @@ class Surface:
     """
 
     def __init__(self, places: np.ndarray, values: np.ndarray) -> None:
-        self.places, self.values = places, values
+        order = np.lexsort(places.T)  # so it does not matter in which order they were measured
+        self.places, self.values = places, values = places[order], values[order]
         self.low, self.high = places.min(axis=0), places.max(axis=0)
-        self._squares = (places**2).sum(axis=1)
+        self._squares = (places**2).sum(axis=1) + TIE * np.arange(len(places))
         self._count = min(len(places), NEIGHBOURS)
 
     def at(self, where: np.ndarray) -> np.ndarray:
