@@ -1,6 +1,7 @@
 """Estimated profiles: closed forms, published timings, and the one thing of the zoo that does not fit."""
 
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -17,7 +18,16 @@ from trainplan.profile.estimate import estimate, traced
 from trainplan.profile.gap import two_lanes
 from trainplan.profile.measure import measure
 from trainplan.profile.op import Op
-from trainplan.profile.roofline import KERNEL_S, MISALIGNED, PRODUCT, STREAM, run_seconds, speed_of
+from trainplan.profile.roofline import (
+    CONVOLUTION,
+    CONVOLUTION_FUSED,
+    KERNEL_S,
+    MISALIGNED,
+    PRODUCT,
+    STREAM,
+    run_seconds,
+    speed_of,
+)
 from trainplan.workload.load import load
 
 from . import models
@@ -109,8 +119,37 @@ def test_resnets_on_a_titan_rtx(name, batch, cold, hot):
     The efficiency of convolutions in the roofline is from ResNets on this card, so this checks the sum, not the
     constant.
     """
-    profile = estimate(load(f"{name}:imagenet"), device("TitanRTX"), samples=[batch])
+    titan = replace(device("TitanRTX"), efficiency={"searched": 1.0})  # its script sets cudnn.benchmark
+    profile = estimate(load(f"{name}:imagenet"), titan, samples=[batch])
     assert 0.85 * cold < 1e3 * step_seconds(profile) / batch < 1.15 * hot
+
+
+def test_convolutions_have_fewer_products_where_cudnn_takes_winograds():
+    """In fp32 without tensor cores: by its rule of thumb in one kernel, forward and for the input; if it tries all, in
+    several steps, for the weights as well."""
+    titan = device("TitanRTX")
+    thumb, tried = (
+        speed_of(replace(titan, efficiency={"searched": searched}), "fp32") for searched in (0.0, 1.0)
+    )  # fmt: skip
+    shape = (64, 256, 256, 28 * 28, 9, 1, 1)
+    once, size = 2.0 * 64 * 28 * 28 * 256 * 256 * 9, 4 * 64 * 28 * 28 * 256
+    forward = Op("convolution", once, size, size, shape)
+    backward = Op("convolution_backward", 2 * once, 2 * size, size, shape)
+    strided = replace(forward, shape=(*shape[:5], 2, 1))
+    plain = run_seconds(strided, thumb)
+    assert plain == run_seconds(strided, tried)
+    assert run_seconds(forward, thumb) == pytest.approx(plain * (4 / 9 / CONVOLUTION_FUSED) * CONVOLUTION, rel=0.01)
+    assert run_seconds(backward, thumb) == pytest.approx(plain + run_seconds(forward, thumb), rel=0.01)
+    assert run_seconds(forward, tried) < 0.7 * run_seconds(forward, thumb)
+    assert run_seconds(backward, tried) == pytest.approx(2 * run_seconds(forward, tried), rel=0.01)
+    tensor_cores = speed_of(device("A100-80"), "tf32")
+    assert run_seconds(forward, tensor_cores) == pytest.approx(run_seconds(strided, tensor_cores))
+
+
+@pytest.mark.parametrize("asked", [0.5, 2.0, -1.0])
+def test_cudnn_tries_its_algorithms_or_does_not(asked):
+    with pytest.raises(InputError, match=r"efficiency searched"):
+        speed_of(replace(device("TitanRTX"), efficiency={"searched": asked}), "fp32")
 
 
 def test_a_gpt_of_a_billion_parameters_takes_seconds_and_no_memory():

@@ -29,6 +29,7 @@ class Efficiency:
     stream: float = 0.75  # share of the memory's rate (A100, vTrain's single-node rows; 0.82 on a Titan RTX)
     attention: float = 0.50  # share of the peak of fused attention (MPT on A100 and H100: mosaicml/llm-foundry's table)
     sustained: float = 1.0  # of all this, what is left when it is hot: clocks under load are below the best
+    searched: float = 0.0  # 1: cudnn tries all algorithms of a convolution (torch.backends.cudnn.benchmark)
     kernel_s: float = 3e-6  # from one kernel to the next
     issue_s: float = 0.0  # of the host for an operator, forward or back; 0: as measured on an H200 (`roofline`)
     # Host and device overlap badly where they take about as long: g and c seconds become (gᵖ + cᵖ)^(1/p), which is the
@@ -48,6 +49,9 @@ class Efficiency:
                 else:
                     why = f"{value:g} is below 0" if most is None else f"{value:g}: a share of the peak is above 0"
                 raise InputError(f"efficiency {name}", why, f"{name}={most or 0:g}")
+        if self.searched not in (0, 1):
+            asked = f"efficiency searched {self.searched:g}"
+            raise InputError(asked, "cudnn tries algorithms (1), or does not (0)", "searched=1")
 
 
 def efficiency(device: Device) -> Efficiency:

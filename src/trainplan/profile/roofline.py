@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from trainplan.cluster import catalogue
@@ -20,7 +21,7 @@ from trainplan.profile.device.file import LIKE
 from trainplan.profile.device.model import Model, tiled
 from trainplan.profile.efficiency import Efficiency, efficiency
 from trainplan.profile.op import BIAS, CONVOLUTIONS, Op
-from trainplan.profile.winograd import winograd
+from trainplan.profile.winograd import fused, in_steps
 from trainplan.units import percent
 
 Pass = Literal["forward", "backward"]
@@ -34,6 +35,9 @@ READ_TWICE = {"native_batch_norm", "native_batch_norm_backward", "_log_softmax",
 PRODUCT = 0.70  # in fp32 without tensor cores (a GPT of 124 M parameters on an H200: 0.56 to 0.65)
 CONVOLUTION = 0.68  # ResNets in fp32 on a Titan RTX (cgnorthcutt/cnn-gpu-benchmarks@eb762d8)
 CONVOLUTION_CPU = 0.92  # 3 × 3 at stride 1 on a CPU, which mostly computes what is counted (assumed)
+# Of the products that are left where one kernel does Winograd's: at most, since of 64 → 128 channels on a V100 cudnn
+# found nothing faster than that (pipedream's layers of VGG-16, with `cudnn.benchmark`).
+CONVOLUTION_FUSED = 0.45
 CONVOLUTION_TENSOR_CORES = 0.25  # ResNet-50 in tf32 on an H200, batch 32: layers are small for so large a peak
 STREAM = Efficiency().stream
 DEPTHWISE_STREAM = 0.25  # assumed: MobileNet takes about twice what its bytes would
@@ -200,11 +204,8 @@ def plain_seconds(op: Op, speed: Speed) -> float:
         nine = op.shape[4:6] == (9, 1)
         dense = CONVOLUTION_CPU if speed.is_cpu and nine else CONVOLUTION
         arithmetic = op.flops / (peak * (CONVOLUTION_TENSOR_CORES if cores else dense))
-        if not cores and not speed.is_cpu and (fewer := winograd(op.shape) if op.shape else None) is not None:
-            left, moved = fewer
-            passes = op.flops / convolution_flops(op.shape)  # two of a whole backward pass
-            turned = op.flops * left / (peak * PRODUCT) + passes * moved / (speed.device.memory_rate * stream)
-            arithmetic = min(arithmetic, turned)
+        if op.shape and not cores and not speed.is_cpu:
+            arithmetic = min(arithmetic, _with_fewer_products(op, peak, speed))
         if groups > 1:
             stream = DEPTHWISE_STREAM
     elif op.name in ATTENTIONS:
@@ -218,6 +219,22 @@ def plain_seconds(op: Op, speed: Speed) -> float:
     moved = op.read * (2 if op.name in READ_TWICE else 1) + op.written
     traffic = moved / (speed.device.memory_rate * stream)
     return max(arithmetic, traffic) / reaches.sustained + (CPU_OP_S if speed.is_cpu else reaches.kernel_s)
+
+
+def _with_fewer_products(op: Op, peak: float, speed: Speed) -> float:
+    """Seconds of a convolution by Winograd's algorithm, where cudnn would take it (`winograd`); else endless."""
+    once = convolution_flops(op.shape)
+    if speed.reaches.searched:
+        if (fewer := in_steps(op.shape)) is None:
+            return inf
+        left, moved = fewer
+        return op.flops * left / (peak * PRODUCT) + op.flops / once * moved / (
+            speed.device.memory_rate * speed.reaches.stream
+        )
+    if (share := fused(op.shape)) is None:
+        return inf
+    weights = once if op.name == "convolution_backward" else 0.0  # of their gradient there is none
+    return (weights / CONVOLUTION + (op.flops - weights) * share / CONVOLUTION_FUSED) / peak
 
 
 def _in_tiles(op: Op, processors: int) -> float:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trainplan.bench.published.one_device import LIKELY, Say, table
+from trainplan.bench.published.one_device import LIKELY, Say, searching, table
 from trainplan.bench.published.ratios import Named, Timed, ratios, waits
 from trainplan.cluster import catalogue
 from trainplan.profile.device.families import convolution_flops, place
@@ -26,7 +26,7 @@ def pipedream_layers(folder: Path, say: Say) -> dict[str, Any]:
     """Forward seconds of convolutions, linear layers, ReLUs and pooling, in two ways as the sums are."""
     device = catalogue.device(LIKELY)
     speeds = {
-        "from its data sheet": speed_of(device, "fp32"),
+        "from its data sheet": speed_of(searching(device), "fp32"),
         "scaled": speed_of(device, "fp32", Model(packaged()[0], device)),
     }
     groups: dict[str, tuple[list[Timed], list[str]]] = {}

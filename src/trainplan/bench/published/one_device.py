@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,14 @@ def table(folder: Path, name: str) -> list[dict[str, str]]:
 def profile_of(found: Traced, device: Device, batch: int, precision: str = "fp32", scaled: bool = False) -> Profile:
     """A network priced for a device; `scaled`: from the file of the nearest that was measured, whatever it is."""
     model = Model(packaged()[0], device) if scaled else model_of(device)
+    device = device if model else searching(device)
     return priced(found, device, speed_of(device, precision, model), (batch,))
+
+
+def searching(device: Device) -> Device:
+    """The device where cudnn tries its algorithms: scripts that measure networks set `cudnn.benchmark`, as pipedream's
+    profiler does."""
+    return replace(device, efficiency={**device.efficiency, "searched": 1.0})
 
 
 def step_of(found: Traced, name: str, batch: int, precision: str = "fp32") -> float:
