@@ -1,10 +1,13 @@
 """What the probe makes of samples, with workers that only pretend: a GPU that is not here, and the cache."""
 
 import pytest
+import yaml
 
 from trainplan.cluster.parse import cluster
 from trainplan.cluster.probe import machine
 from trainplan.cluster.probe import probe as probing
+from trainplan.cluster.yaml_form import read_cluster
+from trainplan.cluster.yaml_write import to_yaml
 
 
 def _results(device="", sharers=1):
@@ -21,7 +24,13 @@ def _results(device="", sharers=1):
     workers = [first | moments | {"overlap.2.send": [felt]}, second | moments | {"overlap.2.receive": [felt]}]
     for worker in workers:
         worker |= {"overlap.2.collective": [felt], "message": [2e-5, 4e-5, 3e-5]}
-    rest = {"device": device, "sharers": sharers, "torch": "2.13.0", "processors": 132 if device else 0}
+    rest = {
+        "device": device,
+        "sharers": sharers,
+        "torch": "2.13.0",
+        "processors": 132 if device else 0,
+        "network": "one",
+    }
     return [{"samples": worker} | rest for worker in workers]
 
 
@@ -71,6 +80,41 @@ def test_two_workers_of_many_leave_cores_to_communication(pretend, monkeypatch):
     assert found.slowdown_of_two.slowed_collective == 1.5
     assert found.slowdown_of(3).slowed_collective == found.slowdown.slowed_collective == 2.0
     assert probing.probe(3, refresh=True, quick=True).slowdown_of_two is None  # there was no time for it
+
+
+def test_workers_in_two_networks_are_two_nodes_of_one_machine(pretend, monkeypatch):
+    """Of four, each two are near each other: whatever passes between the pairs shares one link, and all share cores."""
+    pretend()
+    first, second = _results()
+    near, far, sizes = 1e9, 1e8, (1, 4096, 10**6)
+    pairs = {(0, 1): near, (2, 3): near, (0, 2): far, (0, 3): far, (1, 2): far, (1, 3): far}
+    samples = first["samples"] | {
+        f"p2p.{a}.{b}.{size}": [1e-4 + size / rate] for (a, b), rate in pairs.items() for size in sizes
+    }
+    samples |= {f"all_reduce.4.{size}": [(0.0, 1.0)] for size in sizes} | {"busy.4": [3.0]}
+    workers = [first | {"samples": samples}, second, second, second]
+    for result in workers[1:]:
+        result["samples"] = result["samples"] | {name: samples[name] for name in samples if name.startswith("all_")}
+    workers = [result | {"network": name} for result, name in zip(workers, ("a", "a", "b", "b"), strict=True)]
+    monkeypatch.setattr(probing, "run_workers", lambda *_, **__: workers)
+    found = probing.probe(4, refresh=True)
+    assert [len(node.devices) for node in found.nodes] == [2, 2]
+    assert [round(found.link(0, other).rate / 1e7) for other in (1, 2, 3)] == [100, 10, 10]
+    assert found.link(0, 2).shared
+    assert not found.nodes[0].pairs
+    # What was measured of all four is no node's own.
+    assert {(curve.op, curve.ranks) for curve in found.collectives} == {("p2p", 2), ("all_reduce", 2)}
+    assert found.one_machine
+    assert [found.machine_of(rank) for rank in range(4)] == [0, 0, 0, 0]
+    assert [found.node_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert any("2 networks" in note for note in found.notes)
+    assert read_cluster(yaml.safe_load(to_yaml(found)), "probed") == found
+    # With a worker in each, the links between workers are all that there is.
+    alone = [result | {"network": name} for result, name in zip(_results(), "ab", strict=True)]
+    monkeypatch.setattr(probing, "run_workers", lambda *_, **__: alone)
+    both = probing.probe(2, refresh=True)
+    assert len(both.nodes) == 1
+    assert not both.one_machine
 
 
 def test_workers_that_share_a_gpu(pretend):

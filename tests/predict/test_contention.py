@@ -89,6 +89,14 @@ def test_the_naive_order_computes_alone_and_replicas_all_at_once() -> None:
             assert predict(plan(dp=dp, blocks=2), chain(2), where, 2 * dp, keep).compute_s == pytest.approx(6 * factor)
 
 
+def test_nodes_that_are_networks_of_one_machine_share_its_cores() -> None:
+    two = {"nodes": 2, "devices": 2, "rate": 1e12, "contention": (1.25, 1.5, 2.0, 3.0)}
+    for one_machine, factor in ((False, 1.5), (True, 3.0)):
+        where = cluster(**two, one_machine=one_machine)
+        for keep in (True, False):
+            assert predict(plan(dp=4, blocks=2), chain(2), where, 8, keep).compute_s == pytest.approx(6 * factor)
+
+
 def test_replicas_wait_for_the_slowest_and_workers_of_asynchronous_servers_do_not() -> None:
     """Devices that are 5 % apart: held against what many draws of as many come to."""
     where = cluster(devices=5, rate=1e12, spread=0.05)

@@ -133,6 +133,8 @@ class Cluster:
     spread: float = 0.0
     # `slowdown` is when all devices are at it. With two of them there may be cores to spare; None: it is not known.
     slowdown_of_two: Slowdown | None = None
+    # Its nodes are network namespaces of one machine: what passes between them is theirs, and cores are in common.
+    one_machine: bool = False
 
     @cached_property
     def ranks(self) -> tuple[tuple[int, int], ...]:
@@ -181,6 +183,10 @@ class Cluster:
 
     def node_of(self, rank: int) -> int:
         return self._place(rank)[0]
+
+    def machine_of(self, rank: int) -> int:
+        """Whose cores and memory a rank has a part of: its node's, as a rule."""
+        return 0 if self.one_machine else self.node_of(rank)
 
     def link(self, a: int, b: int) -> Link:
         """The link that a message from rank a to rank b takes."""

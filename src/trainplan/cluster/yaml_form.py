@@ -17,6 +17,7 @@
       cores: 24
       disk: 2GB/s
     slowdown: {collective: 1.3}         # and what else a probe measures: contention, hosts, spread, collectives, …
+    one_machine: true                   # its nodes are network namespaces of one machine, and share its cores
 
 A number may carry its source: `rate: {value: 48GB/s, source: measured}`. Unknown keys are errors. A device may be one
 that was measured: `{file: own.json, memory: 70GiB}`, of a file in the same folder (`measured`).
@@ -38,7 +39,7 @@ from trainplan.units import parse_bytes, parse_rate, parse_seconds
 BACKENDS = ("gloo", "gloo-staged", "nccl")
 _CLUSTER_KEYS = (
     "name", "backend", "nodes", "slowdown", "contention", "hosts", "dispatch", "collectives", "source", "notes",
-    "spread", "slowdown_of_two",
+    "spread", "slowdown_of_two", "one_machine",
 )  # fmt: skip
 _NODE_KEYS = (
     "count", "name", "type", "devices", "inside", "pairs", "network", "host_memory", "cores", "disk",
@@ -89,6 +90,7 @@ def read_cluster(data: Any, where: str) -> Cluster:
         if "slowdown_of_two" in data
         else None,
         spread=reading.sourced(data.get("spread", 0), f"{where}: spread", reading.share)[0],
+        one_machine=reading.flag(data.get("one_machine", False), f"{where}: one_machine"),
     )
 
 

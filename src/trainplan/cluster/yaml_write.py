@@ -63,6 +63,8 @@ def to_yaml(cluster: Cluster) -> str:
         data["spread"] = cluster.spread
     if cluster.dispatch_s:
         data["dispatch"] = _seconds(cluster.dispatch_s)
+    if cluster.one_machine:
+        data["one_machine"] = True
     if cluster.collectives:
         data["collectives"] = [files.to_json(curve) for curve in cluster.collectives]
     data["source"] = cluster.source

@@ -111,12 +111,12 @@ def contention(plan: Plan, cluster: Cluster, fold: bool) -> Contention:
     """
     everybody = (*plan.leaders, *range(plan.workers, plan.world))
     copies = [plan.ranks(replica) for replica in range(plan.dp)] if fold else [everybody]
-    node = np.array([[cluster.node_of(rank) for rank in copy] for copy in copies], dtype=np.int64)
+    node = np.array([[cluster.machine_of(rank) for rank in copy] for copy in copies], dtype=np.int64)
     stands = np.zeros((len(cluster.nodes), node.shape[1]), dtype=np.int64)
     for copy in copies:  # a rank stands for its copies, and for those that share its stages with it
         for place, rank in enumerate(copy):
             for other in plan.slicers(rank) if plan.tp > 1 else (rank,):
-                stands[cluster.node_of(other), place] += 1
+                stands[cluster.machine_of(other), place] += 1
     table = np.array(cluster.contention or (1.0,))
     most = int(stands.sum(axis=1).max())
     apart = 0.0 if plan.exchange in ASYNCHRONOUS else cluster.spread
@@ -140,7 +140,7 @@ def alike(plan: Plan, cluster: Cluster, batch: int) -> bool:
         return True
     stands = contention(plan, cluster, fold=True).stands
     company = {
-        tuple(tuple(stands[cluster.node_of(rank)].tolist()) for rank in plan.ranks(replica))
+        tuple(tuple(stands[cluster.machine_of(rank)].tolist()) for rank in plan.ranks(replica))
         for replica in range(plan.dp)
     }
     return batch % plan.dp == 0 and not plan.ratio and len(company) == 1

@@ -74,7 +74,8 @@ class Setting:
         table = self.cluster.hosts
         if not table:
             return 1.0
-        beside = sum(1 for node, _ in self.cluster.ranks[: self.world] if node == self.cluster.node_of(rank))
+        own, machine_of = self.cluster.machine_of(rank), self.cluster.machine_of
+        beside = sum(1 for other in range(min(self.world, self.cluster.world)) if machine_of(other) == own)
         return table[min(max(beside, 1), len(table)) - 1]
 
 

@@ -229,7 +229,7 @@ def _on_hosts(plan: Plan, cluster: Cluster, ranks: list[int], peaks: list[int], 
         peaks = [known[rank] for _ in range(plan.dp) for rank in plan.ranks(0)]
     total = [0] * len(cluster.nodes)
     for rank, peak in zip(ranks, peaks, strict=True):
-        total[cluster.node_of(rank)] += peak
+        total[cluster.machine_of(rank)] += peak
     rooms = [node.host_memory_bytes for node in cluster.nodes]
     return max(total), all(not room or own <= room for own, room in zip(total, rooms, strict=True))
 

@@ -38,6 +38,17 @@ def line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
     return latency, 1 / slope if slope > 0 else float(size[-1] / time[-1])
 
 
+def sustained(curve: Curve) -> float:
+    """Bytes a second that a link carries on and on: from the second largest message to the largest. A link that ranks
+    share is seldom at rest, and what passes it in a burst after a rest (a token bucket's) says nothing of it.
+
+    >>> sustained(Curve("p2p", 2, (1, 10**5, 10**6, 3 * 10**6), (1e-4, 1.1e-4, 0.008, 0.028)))
+    100000000.0
+    """
+    size, time = curve.bytes[-1] - curve.bytes[-2], curve.seconds[-1] - curve.seconds[-2]
+    return round(size / time, 6) if time > 0 else curve.bytes[-1] / curve.seconds[-1]
+
+
 def slowdown(samples: Sequence[dict[str, float]]) -> tuple[float, float]:
     """How many times longer compute takes while communication goes on, and communication while ranks compute
     (`cluster.Slowdown`).
@@ -127,6 +138,20 @@ def _table(
         ratios.append(max(ratio, 1.0) * turns(busy))
     rising = np.maximum.accumulate(ratios)
     return tuple(round(float(value), 4) for value in np.interp(range(1, count + 1), measured, rising))
+
+
+def spaces(networks: Sequence[str]) -> list[range]:
+    """The ranks of each network that workers are in, where they follow each other.
+
+    Where every worker has one for itself, they are as one: the links between workers are all that there is.
+
+    >>> spaces(["a", "a", "b"]), spaces(["a", "b"]), spaces(["a"]), spaces(["a", "b", "a"])
+    ([range(0, 2), range(2, 3)], [range(0, 2)], [range(0, 1)], [range(0, 3)])
+    """
+    begins = [rank for rank, own in enumerate(networks) if not rank or own != networks[rank - 1]]
+    found = [range(a, b) for a, b in zip(begins, [*begins[1:], len(networks)], strict=True)]
+    apart = len(found) == len(set(networks)) and max(map(len, found)) > 1
+    return found if apart else [range(len(networks))]
 
 
 def spread(workers: Sequence[Samples]) -> float:

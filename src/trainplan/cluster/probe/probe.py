@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, Literal
 
 from trainplan.cluster import catalogue
-from trainplan.cluster.cluster import Cluster, Device, Link, Node, Pair
+from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node, Pair
 from trainplan.cluster.probe import fit, machine
 from trainplan.cluster.probe.launch import Place, run_workers
 from trainplan.errors import InputError, TrainplanError
@@ -29,6 +29,7 @@ WORKER = "trainplan.cluster.probe.worker"
 DISTURBED = 0.1  # share of the machine that others may use before a probe says so
 
 Progress = Callable[[str, float], None]
+_Links = tuple[Link, tuple[Pair, ...], Link | None]  # between two workers, between some of them, to other networks
 
 
 def probe(
@@ -148,15 +149,20 @@ def _cluster(
         f"{_many(count, 'worker')} of {_many(threads, 'thread')}, {rounds} rounds"
     )
     device = _device(results, source, in_use)
-    inside, pairs, curves = _links(workers, settings["backend"], source)
-    node = Node(
-        name="this machine",
-        devices=(device,) * count,
-        inside=inside,
-        pairs=pairs,
-        host_memory_bytes=machine.memory_bytes(),
-        cores=machine.cores(),
-        sources={"node": source},
+    spaces = fit.spaces([result["network"] for result in results])
+    links, curves = _links(workers, spaces, settings["backend"], source)
+    nodes = tuple(
+        Node(
+            name="this machine" if len(spaces) == 1 else f"network namespace {number} of this machine",
+            devices=(device,) * len(space),
+            inside=inside,
+            network=network,
+            pairs=pairs,
+            host_memory_bytes=machine.memory_bytes(),
+            cores=machine.cores(),
+            sources={"node": source},
+        )
+        for number, (space, (inside, pairs, network)) in enumerate(zip(spaces, links, strict=True))
     )
     notes = [f"{count} × {device.name} on this machine, as measured"]
     if settings["device"] == "cpu" and count * threads > machine.cores():
@@ -167,9 +173,11 @@ def _cluster(
         notes.append("what the engine takes of hosts was not measured: NCCL between several ranks is not tested")
     if results[0]["sharers"] > 1:
         notes.append(f"{results[0]['sharers']} workers share one GPU, and its memory is dealt out evenly")
+    if len(nodes) > 1:
+        notes.append(f"the workers are in {len(nodes)} networks: what passes between these shares a link")
     return Cluster(
         name=name,
-        nodes=(node,),
+        nodes=nodes,
         backend=backend,
         collectives=curves,
         slowdown=fit.slowdowns(workers, count),
@@ -180,6 +188,7 @@ def _cluster(
         notes=tuple(notes),
         spread=fit.spread(workers),
         slowdown_of_two=fit.slowdowns(workers, 2) if count > 2 and not settings["quick"] else None,
+        one_machine=len(nodes) > 1,
     )
 
 
@@ -229,18 +238,40 @@ def _processors(result: dict[str, Any], sheet: Device | None) -> int:
     return seen // sharers if whole else seen
 
 
-def _links(workers: list[fit.Samples], backend: str, source: str) -> tuple[Link, tuple[Pair, ...], tuple[Any, ...]]:
-    """The link between two workers, pairs that have another one, and all measured curves."""
+def _links(
+    workers: list[fit.Samples], spaces: list[range], backend: str, source: str
+) -> tuple[list[_Links], tuple[Curve, ...]]:
+    """The links of every network that workers are in, and what was measured inside of one of them."""
     between = fit.messages(workers)
     if not between:
         alone = replace(catalogue.link("loopback"), source="assumed: not measured, there is one worker")
-        return alone, (), ()
+        return [(alone, (), None)], ()
     host = median(sample for worker in workers for sample in worker["message"])
 
-    def link(curve: Any) -> Link:
+    def link(curve: Curve, shared: bool = False) -> Link:
         latency, rate = fit.line(curve.bytes, curve.seconds)
-        return Link(f"{backend} on this machine", latency, rate, message_s=host, source=source)
+        where = "between networks" if shared else "on this machine"
+        rate = fit.sustained(curve) if shared else rate
+        return Link(f"{backend} {where}", latency, rate, message_s=host, shared=shared, source=source)
 
-    usual = fit.together(list(between.values()))
-    pairs = tuple(Pair(a, b, link(between[a, b])) for a, b in fit.apart(between))
-    return link(usual), pairs, (usual, *fit.collectives(workers))
+    inside = {pair: curve for pair, curve in between.items() if any({*pair} <= {*space} for space in spaces)}
+    usual = fit.together(list(inside.values()))
+    leaving = [curve for pair, curve in between.items() if pair not in inside]
+    network = link(fit.together(leaving), shared=True) if leaving else None
+    apart = set(fit.apart(inside))
+    links = [
+        (
+            link(usual),
+            tuple(
+                Pair(a - space[0], b - space[0], link(inside[a, b]))
+                for a, b in inside
+                if (a, b) in apart and a in space
+            ),
+            network,
+        )
+        for space in spaces
+    ]
+    curves = (usual, *fit.collectives(workers))
+    if network is not None:  # what only some of its ranks are near each other for is no network's own
+        curves = tuple(curve for curve in curves if curve.ranks <= len(spaces[0]) and curve.groups == 1)
+    return links, curves

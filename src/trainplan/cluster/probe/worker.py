@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainplan.cluster.probe import compute, messages, overlap
+from trainplan.cluster.probe import compute, machine, messages, overlap
 from trainplan.cluster.probe.team import Round, Team
 from trainplan.errors import RunError, TrainplanError
 
@@ -77,6 +77,7 @@ def work(folder: Path, rank: int, count: int, phases: Sequence[Phase]) -> dict[s
     seen = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
     return {
         "samples": samples, "device": name, "sharers": sharers, "torch": torch.__version__, "processors": seen,
+        "network": machine.network(),
     }  # fmt: skip
 
 
