@@ -1,4 +1,4 @@
-"""Predicted against measured on this machine's CPU cores, or on slices of its GPU: the tables of docs/accuracy.md.
+"""Predicted against measured on this machine's CPU cores, or on slices of its GPU: the tables of docs/exchanges.md.
 
     python benchmarks/accuracy.py --ranks 2 --steps 5 --rounds 4 --out benchmarks/data/accuracy-here.json
     python benchmarks/accuracy.py --orders 4 --slices 4 --out benchmarks/data/orders-gpu.json

@@ -1,4 +1,4 @@
-"""Every exchange on real processes, against what its rounds cost from probed constants: a table of docs/accuracy.md.
+"""Every exchange on real processes, against what its rounds cost from probed constants: a table of docs/sums.md.
 
     python benchmarks/exchanges.py --ranks 2 3 4 8 16 --out benchmarks/data/exchanges.json
 

@@ -134,8 +134,10 @@ def test_every_table_of_numbers_says_what_makes_it(page: Path) -> None:
 
 def test_tables_name_the_shapes_of_models() -> None:
     """A name that stands for several models says which, below each table that has it."""
-    page = (ROOT / "docs" / "accuracy.md").read_text()
-    for block in re.findall(r"<!-- accuracy .*?<!-- /accuracy -->", page, re.DOTALL):
+    pages = "".join(page.read_text() for page in PAGES)
+    blocks = re.findall(r"<!-- accuracy .*?<!-- /accuracy -->", pages, re.DOTALL)
+    assert len(blocks) > 10
+    for block in blocks:
         assert ("\n| gpt |" in block) == bool(re.search(r"^gpt is `gpt:layers=\d+,hidden=\d+", block, re.MULTILINE))
 
 

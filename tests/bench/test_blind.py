@@ -116,7 +116,7 @@ def test_steps_that_wait_for_no_host_reach_both_goals() -> None:
 
 
 def test_the_page_says_so() -> None:
-    page = " ".join((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "estimates.md").read_text(encoding="utf-8").split())
     moved = [
         key for key, case in FIRST.items()
         if not case.host_bound and abs(AGAIN[key].measured_s / case.measured_s - 1) > 0.05

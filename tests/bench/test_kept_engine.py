@@ -1,4 +1,4 @@
-"""What docs/accuracy.md says of our engine beside torch's own, held against the measurements that are kept."""
+"""What docs/speed.md says of our engine beside torch's own, held against the measurements that are kept."""
 
 import json
 from pathlib import Path

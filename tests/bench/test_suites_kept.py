@@ -81,7 +81,7 @@ def test_what_an_instruction_takes_of_the_host_decides_on_slices(
     assert ours["mean_regret"] == pytest.approx(regret, abs=0.001)
 
 
-@pytest.mark.xfail(strict=True, reason="what the engine takes of a host was not probed then (docs/accuracy.md)")
+@pytest.mark.xfail(strict=True, reason="what the engine takes of a host was not probed then (docs/exchanges.md)")
 @pytest.mark.parametrize("folder", ["suite-slices-16-cores", "suite-slices-again"])
 def test_on_slices_the_pick_is_the_fastest_or_as_good(folder: str) -> None:
     ways = of(folder, again=True)
@@ -105,7 +105,7 @@ def test_what_hosts_take_on_slices_is_as_the_page_has_it() -> None:
         for row in json.loads((KEPT / "slices.json").read_text())["data"]["rows"]
     }
     assert found["resnet18", "single"] == pytest.approx((21.2, 21.6), abs=0.1)
-    page = (KEPT.parents[1] / "docs" / "accuracy.md").read_text()
+    page = (KEPT.parents[1] / "docs" / "exchanges.md").read_text()
     for kind, (small, large) in {"1f1b": ((20, 29), (54, 65)), "interleaved": ((29, 59), (79, 103))}.items():
         assert found["resnet18", kind] == pytest.approx(small, abs=0.6)
         assert found["vgg11", kind] == pytest.approx(large, abs=0.6)

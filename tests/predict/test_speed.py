@@ -13,7 +13,7 @@ from trainplan.program.schedules import SCHEDULES
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "clock.py"
 # On a quiet core most goals hold with a tenth to a half to spare, and lockstep plays 9.3 of the 10 million operations a
-# second that are the goal (docs/accuracy.md). Tests share the machine with others: with twice as many
+# second that are the goal (docs/speed.md). Tests share the machine with others: with twice as many
 # busy processes as cores, and caches that are not one's own, the same code was seen to take up to two and a half times
 # as long. Four times the goal is still far below what an operation at a time in Python would need.
 SLACK = "4"
