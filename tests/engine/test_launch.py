@@ -11,14 +11,25 @@ from pathlib import Path
 import psutil
 import pytest
 
+import trainplan
+from trainplan.cluster.cluster import Cluster, Device, Link, Node
 from trainplan.engine.launch import check_request, run, torchrun
 from trainplan.errors import InputError, RunError
 from trainplan.plan.plan import Plan, plan
+from trainplan.profile.measure import measure
 from trainplan.program.timeline import Timeline
+from trainplan.report.ran import Ran
+from trainplan.workload.load import load
 
 MODEL = f"{Path(__file__).parent / 'user_model.py'}:build"
 PIPELINE = plan(pp=2, micro=2, schedule="1f1b", stages=(2,), blocks=4)
 REPLICAS = plan(dp=2, blocks=4)
+
+
+def two_cores() -> Cluster:
+    """Two cores of one machine."""
+    node = Node("node", (Device("cpu", 2 * 10**9, {}, 1e9),) * 2, Link("inside", 1e-4, 1e9))
+    return Cluster("two", (node,), "gloo")
 
 
 def processes(folder: Path) -> list[int]:
@@ -49,6 +60,24 @@ def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path, monkeyp
     assert timeline == result.timeline
     assert timeline.steps == 2
     assert {e.name for e in timeline.of_rank(1)} >= {"1F0", "1B1@1", "1STEP"}
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_a_frozen_first_stage_is_predicted_and_measured_over_the_same_moments(tmp_path: Path) -> None:
+    """It waits for no gradient, so its prediction runs into the next step; what is measured, the reference kernel
+    holds back. On either side it is the steps that everybody begins together."""
+    model = MODEL.replace(":build", ":frozen")
+    profile = measure(load(model), samples=[4], repeats=1, seconds=0.1)
+    answer = trainplan.run(
+        model, "pp=2 schedule=1f1b micro=2 stages=2", two_cores(), steps=5, profile=profile, out=str(tmp_path)
+    )
+    assert isinstance(answer, Ran)
+    assert answer.joined is not None
+    assert answer.joined.only_predicted == answer.joined.only_measured == ()
+    passes = {row.name: row.predicted_s for row in answer.joined.ops if row.name in ("0F0", "0F1", "1F0", "1F1")}
+    assert len(passes) == 4
+    assert min(passes.values()) > 0
+    assert answer.joined.steps == 3
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,13 @@ def build() -> dict:
     return {"model": Net(), "inputs": inputs, "loss": loss, "batch": 8, "optimizer": "sgd", "lr": 0.1}
 
 
+def frozen() -> dict:
+    """The first two of its four layers are frozen: a stage of these waits for no gradient."""
+    model = Net()
+    model.layers[:2].requires_grad_(False)
+    return {"model": model, "inputs": inputs, "loss": "mse", "batch": 8, "optimizer": "sgd", "lr": 0.1}
+
+
 def curved(layers: int = 2) -> dict:
     """Layers with something in them for a compiler to fuse."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(layers)))

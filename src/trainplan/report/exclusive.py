@@ -4,9 +4,13 @@ On each rank every moment of a step belongs to one operation: to the computation
 that goes on (the one that is over first: it is what everything waits for); else, where nothing goes on, to the
 operation that comes next, because that is what was waited for. Waiting for a message thus belongs to its receive, and
 waiting for the other members of a collective to that collective. What is left at the end of a step, while other ranks
-still work, is `wait`. Where steps overlap, a step is what happens from the end of one's passes to that of the next.
+still work, is `wait`. Where steps cross, a step is what happens from the end of one's passes to that of the next.
 Inputs that are loaded ahead are waited for by nobody until the step before is over; so that is where they begin.
 Workers of asynchronous servers have no steps in common: there it is all steps together, and a mean of them is told.
+Which of these holds is a matter of the order in which a rank's list has its operations, so a predicted and a measured
+timeline of a plan are shared out alike. Who is ahead of whom is not: a rank whose stage is frozen waits for no gradient,
+and begins the next step at once unless something keeps it. That step has a part of the one before in it, and says so
+(`ahead`).
 
 So the seconds of all operations of a rank add up to its step, and differences between a predicted and a measured
 timeline add up to the difference of their steps.
@@ -44,6 +48,7 @@ class Step:
     seconds: float
     shares: tuple[Share, ...]
     of: int = 1  # steps that this is the mean of
+    ahead: bool = False  # somebody computed for it before everybody was through with the one before
 
 
 def steps(timeline: Timeline) -> list[Step]:
@@ -59,7 +64,7 @@ def steps(timeline: Timeline) -> list[Step]:
         shares = [replace(share, seconds=share.seconds / count) for share in whole]
         return [Step(max(by_step), (end - begin) / count, tuple(shares), count)]
     found = []
-    for number, events, begin, end in _overlapping(by_step):
+    for number, events, begin, end in _crossing(by_step):
         shares = [share for rank in range(timeline.world) for share in _shared(events, rank, begin, end)]
         found.append(Step(number, end - begin, tuple(shares)))
     if found:
@@ -67,10 +72,16 @@ def steps(timeline: Timeline) -> list[Step]:
     end = float("-inf")  # of the step before
     for number, own in sorted(by_step.items()):
         events = _behind(own, end)
-        begin, end = min(e.start for e in events), max(e.end for e in events)
+        begin, over, end = min(e.start for e in events), end, max(e.end for e in events)
         shares = [share for rank in range(timeline.world) for share in _shared(events, rank, begin, end)]
-        found.append(Step(number, end - begin, tuple(shares)))
+        found.append(Step(number, end - begin, tuple(shares), ahead=begin < over))
     return found
+
+
+def by_themselves(timeline: Timeline) -> list[Step]:
+    """The steps that began when everybody was through with the one before, as those do that are timed beside the
+    reference kernel. The first always did."""
+    return [step for step in steps(timeline) if not step.ahead]
 
 
 def _behind(events: list[Event], moment: float) -> list[Event]:
@@ -93,14 +104,12 @@ def _apart(events: Iterable[Event]) -> bool:
     return any(len(whose) > 1 for rank, whose in steps.items() if rank not in passes)
 
 
-def _overlapping(by_step: dict[int, list[Event]]) -> list[tuple[int, list[Event], float, float]]:
-    """Where steps overlap (the optimizer runs during the next forward pass), what happens from the end of one step's
+def _crossing(by_step: dict[int, list[Event]]) -> list[tuple[int, list[Event], float, float]]:
+    """Where steps cross (a rank's optimizer runs during its next forward pass), what happens from the end of one step's
     passes to the end of the next one's: (step, events, begin, end) for every two of them. None where they do not."""
     passes = {number: [e for e in events if e.kind in ("F", "B")] for number, events in by_step.items()}
-    numbers = sorted(number for number, own in passes.items() if own)
-    pairs = list(itertools.pairwise(numbers))
-    updates = {n: [e.start for e in by_step[n] if e.kind == "STEP"] for n in numbers}
-    if not any(updates[a] and max(updates[a]) > min(e.start for e in passes[b]) for a, b in pairs):
+    pairs = list(itertools.pairwise(sorted(number for number, own in passes.items() if own)))
+    if not any(_steps_late(by_step[a], passes[b]) for a, b in pairs):
         return []
     every = [event for events in by_step.values() for event in events]
     found = []
@@ -110,6 +119,14 @@ def _overlapping(by_step: dict[int, list[Event]]) -> list[tuple[int, list[Event]
         cut = [replace(e, start=max(e.start, begin), end=min(e.end, end)) for e in inside]
         found.append((number, cut, begin, end))
     return found
+
+
+def _steps_late(events: list[Event], passes: list[Event]) -> bool:
+    """Whether some rank's optimizer runs for one step when the rank has begun with the passes of the next."""
+    begun: dict[int, float] = {}
+    for event in passes:
+        begun[event.rank] = min(event.start, begun.get(event.rank, event.start))
+    return any(e.kind == "STEP" and e.start > begun.get(e.rank, e.start) for e in events)
 
 
 def _shared(events: Iterable[Event], rank: int, begin: float, end: float) -> list[Share]:
