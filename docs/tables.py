@@ -415,22 +415,23 @@ def known_errors(*names: str) -> str:
     """What every prediction says of its own error (src/trainplan/bench/accuracy.json), from the same files."""
     paths = [DATA / f"{name}.json" for name in names]
     runs = [json.loads(path.read_text())["data"] for path in paths if path.exists()]
-    found: dict[str, list[tuple[float, str]]] = {}
+    found: dict[str, list[tuple[float, str, float]]] = {}
     for data in runs:
         for row in data["rows"]:
             kind = f"measured {data['device']} eager {plan_kind(parse(row['plan']))}"
-            found.setdefault(kind, []).append((abs(row["error"]), data["machine"]))
+            found.setdefault(kind, []).append((abs(row["error"]), data["machine"], row["measured_s"]))
     for row in json.loads((DATA / f"{ESTIMATED}.json").read_text())["data"]:
         error = abs(row["estimated_s"] / row["measured_s"] - 1)
         kind = with_more("estimated H200 eager single", ESTIMATED_IN[row["precision"]])
-        found.setdefault(kind, []).append((error, "NVIDIA H200"))
+        found.setdefault(kind, []).append((error, "NVIDIA H200", row["measured_s"]))
     table = {}
     for kind, rows in sorted(found.items()):
-        errors = [error for error, _ in rows]
-        machines = " and ".join(dict.fromkeys(machine for _, machine in rows))
+        errors, took = [error for error, *_ in rows], [seconds for *_, seconds in rows]
+        machines = " and ".join(dict.fromkeys(machine for _, machine, _ in rows))
         table[kind] = {
             "median": round(median(errors), 3), "worst": round(max(errors), 3), "runs": len(errors),
             "source": f"{machines}; docs/accuracy.md",
+            "shortest_s": float(f"{min(took):.3g}"), "longest_s": float(f"{max(took):.3g}"),
         }  # fmt: skip
     table[ELSEWHERE] = told(as_asked(json.loads((DATA / "published.json").read_text())))
     return json.dumps(table, indent=1) + "\n"

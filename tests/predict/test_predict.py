@@ -209,6 +209,31 @@ def test_the_error_of_one_order_is_not_told_of_another() -> None:
         assert known_error(unknown, "measured").median is None, unknown
 
 
+def test_of_steps_unlike_any_that_were_measured_no_error_is_told() -> None:
+    """A step of a millisecond is latencies and hosts; the shortest that was measured of its kind took a hundred."""
+    order = plan(pp=2, schedule="1f1b")
+    usual = known_error(order, "measured")
+    assert usual.median is not None
+    assert known_error(order, "measured", step_s=0.3) == usual
+    short, long = (known_error(order, "measured", step_s=step_s) for step_s in (0.000976, 60.0))
+    for unlike in (short, long):
+        assert (unlike.kind, unlike.median, unlike.worst, unlike.within, unlike.runs) == ("1f1b", None, None, None, 0)
+    assert short.source == "steps under 71.3 ms: the shortest took 214 ms"
+    assert long.source == "steps over 2.42 s: the longest took 805 ms"
+
+
+def test_the_error_of_a_prediction_is_that_of_steps_like_it() -> None:
+    """The same plan of two models, the blocks of one a hundred times faster."""
+    order = plan(pp=2, micro=2, schedule="1f1b", stages=(2,), blocks=4)
+    slow, fast = (
+        predict(order, chain(4, forward, 2 * forward), cluster(devices=2, rate=1e12, backend="gloo"), 4)
+        for forward in (0.02, 0.0002)
+    )
+    assert slow.error.median is not None
+    assert fast.error.median is None
+    assert fast.to_json()["error"]["source"].startswith("steps under ")
+
+
 def test_the_timeline_is_the_program_with_times() -> None:
     found = predict(two_by_two(), chain(4), cluster(rate=50.0), keep=True)
     timeline, program = found.timeline(), found.played.program

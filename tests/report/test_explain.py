@@ -153,6 +153,14 @@ def test_known_errors_are_told_by_order_of_work():
     )
 
 
+def test_of_one_kind_some_steps_may_be_unlike_any_that_were_measured():
+    like, unlike = Accuracy("dp", 0.05, 0.1, 9, "a machine"), Accuracy("dp", None, None, 0, "steps under 40 ms")
+    for rows in ([like, unlike], [unlike, like]):
+        assert error_line(SimpleNamespace(error=row) for row in rows) == (
+            "error    dp: median 5%, worst 10% over 9 runs (a machine); dp has not been measured with steps under 40 ms"
+        )
+
+
 def test_what_ranks_that_share_a_stage_exchange_is_named_and_all_of_them_are_listed():
     profile = estimate(
         load("gpt:layers=2,hidden=512,heads=8,seq=128,vocab=512,batch=8"), device("A100-80"), samples=[4]

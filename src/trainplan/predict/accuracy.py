@@ -9,10 +9,12 @@ from importlib.resources import files as package_files
 
 from trainplan.plan.plan import Plan, Request
 from trainplan.profile.profile import Profile
+from trainplan.units import seconds
 
 ELSEWHERE = "machines of others"
 HALF = ("bf16", "fp16")
 FAR = 2.0  # times the largest micro-batch of a profile
+APART = 3.0  # times shorter or longer than any step that was measured: what takes its time there is something else
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,13 @@ def beyond(plan: Plan, profile: Profile, batch: int) -> Accuracy | None:
 
 
 def known_error(
-    plan: Plan, profile_kind: str, device: str = "cpu", compiled: bool = False, backend: str = "gloo", own: str = ""
-) -> Accuracy:
+    plan: Plan, profile_kind: str, device: str = "cpu", compiled: bool = False, backend: str = "gloo", own: str = "",
+    step_s: float | None = None,
+) -> Accuracy:  # fmt: skip
     """The error that we measured for plans of this kind with such profiles: what was measured on CPUs says nothing of
     GPUs, eager blocks nothing of compiled ones, and one precision nothing of another. `own` is what the model computes
-    in by itself (`own_precision`).
+    in by itself (`own_precision`), `step_s` what a step is predicted to take: far from all that were measured their
+    errors say nothing, since in short steps it is hosts and latencies that take the time.
 
     Nobody here has measured NCCL between devices, nor estimates but of one H200. What is told then is how far off
     predictions were for machines of others, as these have published them (`bench/published/elsewhere.py`). Of one
@@ -133,5 +137,19 @@ def known_error(
         row = _table().get(ELSEWHERE)
     if row is None:
         return Accuracy(kind, None, None, 0, "such a profile")
+    if step_s is not None and (unlike := _unlike(row, step_s)):
+        return Accuracy(kind, None, None, 0, unlike)
     within = float(row["within"]) if "within" in row else None  # type: ignore[arg-type]
     return Accuracy(kind, float(row["median"]), float(row["worst"]), int(row["runs"]), str(row["source"]), within)  # type: ignore[arg-type, call-overload]
+
+
+def _unlike(row: dict[str, object], step_s: float) -> str:
+    """Which steps were not measured, where this is one of them. (Of steps on machines of others it is not kept.)"""
+    if "shortest_s" not in row:
+        return ""
+    shortest, longest = float(row["shortest_s"]), float(row["longest_s"])  # type: ignore[arg-type]
+    if step_s < shortest / APART:
+        return f"steps under {seconds(shortest / APART)}: the shortest took {seconds(shortest)}"
+    if step_s > longest * APART:
+        return f"steps over {seconds(longest * APART)}: the longest took {seconds(longest)}"
+    return ""

@@ -211,7 +211,7 @@ def predict(
         mfu=arithmetic.share, mfu_note=arithmetic.note, price_per_epoch=price or None,
         profile=f"{profile.kind}{scaled}, {'compiled' if profile.compiled else 'eager'}",
         error=beyond(plan, profile, batch)
-        or known_error(plan, profile.kind + scaled, profile.device, profile.compiled, cluster.backend, own),
+        or known_error(plan, profile.kind + scaled, profile.device, profile.compiled, cluster.backend, own, step_s),
         seconds_by_kind=by_kind(played, spoken), device=profile.device, batch=batch,
         host_bytes=host, peaks=tuple(found), played=played if keep else None,
         tools=tools, hosts=hosts,

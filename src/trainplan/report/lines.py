@@ -102,19 +102,25 @@ def mfu_line(predictions: Sequence[Prediction]) -> str:
 
 
 def error_line(predictions: Iterable[Prediction]) -> str:
-    """What we know of our own error, for the kinds of plan that are shown; what was measured together, together."""
-    known = dict(sorted({p.error.kind: p.error for p in predictions}.items()))
+    """What we know of our own error, for the kinds of plan that are shown; what was measured together, together.
+
+    Of one kind some steps may be like those that were measured, and some far from them.
+    """
+    errors = sorted((p.error for p in predictions), key=lambda error: error.kind)
+    known = {error.kind: error for error in errors if error.median is not None}
     said = []
-    for source in dict.fromkeys(error.source for error in known.values() if error.median is not None):
+    for source in dict.fromkeys(error.source for error in known.values()):
         same: dict[str, list[str]] = {}
         for kind, error in known.items():
             if error.source == source:
                 same.setdefault(error.numbers, []).append(kind)
         alike = [f"{', '.join(kinds)}: {numbers}" for numbers, kinds in same.items()]
         said.append(f"{'; '.join(alike)} ({source})")
-    unknown = {kind: error.source for kind, error in known.items() if error.median is None}
-    for source in dict.fromkeys(unknown.values()):
-        alike = [kind for kind in unknown if unknown[kind] == source]
+    unknown: dict[str, list[str]] = {}
+    for error in errors:
+        if error.median is None and error.kind not in unknown.setdefault(error.source, []):
+            unknown[error.source].append(error.kind)
+    for source, alike in unknown.items():
         said.append(f"{', '.join(alike)} {'have' if len(alike) > 1 else 'has'} not been measured with {source}")
     return "error    " + "; ".join(said)
 
