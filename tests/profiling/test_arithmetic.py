@@ -1,14 +1,23 @@
 """Profiles say in which precision products and convolutions ran, and how many FLOPs are in each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from synthetic import chain
 from tests.profiling.models import of
 from trainplan.cluster.catalogue import device
+from trainplan.cluster.cluster import Cluster, Device, Link, Node
+from trainplan.errors import PlanError
+from trainplan.plan.plan import plan
+from trainplan.predict.accuracy import own_precision
+from trainplan.predict.speeds import speeds
 from trainplan.profile.arithmetic import of_setting, runs_in
 from trainplan.profile.estimate import estimate
 from trainplan.profile.measure import measure
+from trainplan.report.lines import profile_words
 
 
 def network() -> nn.Module:
@@ -37,6 +46,33 @@ def test_weights_in_half_precision() -> None:
     workload = of(nn.Linear(8, 4).bfloat16(), (8,), inputs=inputs)
     profile = measure(workload, samples=[2], repeats=1, verify=False)
     assert (profile.precision, profile.products_in) == ("bf16", "bf16")
+
+
+class Widened(nn.Module):
+    """Products in 16 bits, and then in 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(8, 8).bfloat16(), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.wide(self.narrow(x.bfloat16()).float())
+
+
+def test_weights_of_several_types_are_named() -> None:
+    """And what products ran in is not known, so no rule takes them for the one or the other."""
+    profile = measure(of(Widened(), (8,)), samples=[2], repeats=1, verify=False)
+    assert (profile.precision, profile.products_in, profile.convolutions_in) == ("mixed fp32 and bf16", "", "")
+    assert ", eager, mixed fp32 and bf16, " in profile_words(profile)
+    assert ", eager, mixed types, " in profile_words(replace(profile, precision=""))  # of an older file
+    assert own_precision(profile, plan()) == "weights in mixed fp32 and bf16"
+
+
+def test_of_weights_of_several_types_nobody_knows_how_fast_another_device_is() -> None:
+    here, other = Device("cpu", 2 * 10**9, {}, 1e9), Device("gpu", 2 * 10**9, {"fp32": 1e12, "bf16": 1e13}, 1e9)
+    there = Cluster("two", (Node("node", (here, other), Link("inside", 1e-4, 1e9)),), "gloo")
+    with pytest.raises(PlanError, match=r"weights are of several types. Try devices of one kind"):
+        speeds(chain(2, precision="mixed fp32 and bf16", products_in="", convolutions_in=""), there)
 
 
 def test_torch_can_be_told_otherwise() -> None:

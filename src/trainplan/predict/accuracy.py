@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files as package_files
 
 from trainplan.plan.plan import Plan, Request
-from trainplan.profile.profile import Profile
+from trainplan.profile.profile import MIXED, Profile
 from trainplan.units import seconds
 
 ELSEWHERE = "machines of others"
@@ -89,7 +89,7 @@ def own_precision(profile: Profile, plan: Plan) -> str:
     if plan.precision in HALF:  # it says; and the profile may be that of a rank of the plan already
         return ""
     lowered = [precision for precision in (profile.products_in, profile.convolutions_in) if precision in HALF]
-    if profile.precision in HALF:
+    if profile.precision in HALF or profile.precision.startswith(MIXED):
         return f"weights in {profile.precision}"
     if lowered:
         return f"autocast to {lowered[0]}"

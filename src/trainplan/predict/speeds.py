@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from trainplan.cluster.cluster import Cluster, Device
 from trainplan.errors import PlanError
-from trainplan.profile.profile import Profile
+from trainplan.profile.profile import MIXED, Profile
 from trainplan.profile.variant import seconds_on
 
 
@@ -47,6 +47,9 @@ def _rate(profile: Profile, device: Device, cluster: Cluster) -> float:
     # What torch may compute in tf32 it computes in fp32 on a device that has no units for it.
     work = [(flops, "fp32" if p == "tf32" and p not in device.flops else p) for flops, p in work if flops > 0]
     for _, precision in work:
+        if not precision or precision.startswith(MIXED):
+            why = f"how fast {device.name} is beside {profile.device} is not known: weights are of several types"
+            raise PlanError(f"cluster {cluster.name}", why, "devices of one kind")
         if not device.flops.get(precision):
             why = f"how fast {device.name} is beside {profile.device} is not known: it has no peak in {precision}"
             raise PlanError(f"cluster {cluster.name}", why, f"flops: {{{precision}: …}} for it in the cluster's file")

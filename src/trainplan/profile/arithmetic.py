@@ -11,26 +11,36 @@ from typing import Any
 
 import torch
 
+from trainplan.profile.profile import MIXED
+
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 UNKNOWN = ""
 
 
 def stored_in(dtypes: Iterable[torch.dtype]) -> str:
-    """The precision that all of a model's weights are kept in; unknown where they differ.
+    """The precision that a model's weights are kept in; where they differ all of them, which is no precision of a rule.
 
-    >>> stored_in([torch.bfloat16, torch.bfloat16]), stored_in([torch.float32, torch.float16]), stored_in([])
-    ('bf16', '', 'fp32')
+    >>> stored_in([torch.bfloat16, torch.bfloat16]), stored_in([torch.float16, torch.float32]), stored_in([])
+    ('bf16', 'mixed fp32 and fp16', 'fp32')
     """
-    found = {NAMES.get(dtype, UNKNOWN) for dtype in dtypes if dtype.is_floating_point}
-    return found.pop() if len(found) == 1 else (UNKNOWN if found else "fp32")
+    found = {dtype for dtype in dtypes if dtype.is_floating_point} or {torch.float32}
+    names = [_name(dtype) for dtype in sorted(found, key=lambda dtype: (-dtype.itemsize, str(dtype)))]
+    return names[0] if len(names) == 1 else f"{MIXED} {' and '.join(names)}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def runs_in(device: torch.device, stored: str) -> tuple[str, str]:
-    """The precision of (matrix products, convolutions) of weights that are stored in one, as torch is set now.
+    """The precision of (matrix products, convolutions) of weights that are stored in one, as torch is set now; of
+    weights in several it is not known.
 
     >>> runs_in(torch.device("cpu"), "fp32"), runs_in(torch.device("cpu"), "bf16")
     (('fp32', 'fp32'), ('bf16', 'bf16'))
     """
+    if stored not in NAMES.values():
+        return UNKNOWN, UNKNOWN
     if stored != "fp32":
         return stored, stored
     backends: Any = torch.backends

@@ -25,6 +25,7 @@ from trainplan.profile.recipe import Recipe
 Floats = tuple[float, ...]  # one number for each micro-batch size of the profile
 
 
+MIXED = "mixed"  # the first word of `precision` where weights are of several types
 UNKNOWN = "nothing is known of what it does with the tokens of a sequence"
 
 
@@ -212,7 +213,7 @@ class Profile:
     device: str
     kind: Literal["measured", "estimated"]
     compiled: bool
-    precision: str  # that the weights are kept in
+    precision: str  # that the weights are kept in; of several types "mixed fp32 and bf16" (in older files "")
     optimizer: str
     state_bytes_per_parameter: float  # optimizer state beside the parameter and its gradient
     samples: tuple[int, ...]  # the micro-batch sizes, ascending

@@ -8,7 +8,7 @@ still work, is `wait`. Where steps cross, a step is what happens from the end of
 Inputs that are loaded ahead are waited for by nobody until the step before is over; so that is where they begin.
 Workers of asynchronous servers have no steps in common: there it is all steps together, and a mean of them is told.
 Which of these holds is a matter of the order in which a rank's list has its operations, so a predicted and a measured
-timeline of a plan are shared out alike. Who is ahead of whom is not: a rank whose stage is frozen waits for no gradient,
+timeline of a plan are shared out alike. Who is ahead of whom is not: a rank whose stage is frozen waits for nobody,
 and begins the next step at once unless something keeps it. That step has a part of the one before in it, and says so
 (`ahead`).
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.describe import describe
 from trainplan.predict.predict import MEMORY_MARGIN, Prediction
-from trainplan.profile.profile import Profile
+from trainplan.profile.profile import MIXED, Profile
 from trainplan.search.answer import Recommendation, left_out
 from trainplan.units import count, percent, seconds, significant
 
@@ -31,7 +31,8 @@ def profile_words(profile: Profile, planned: str = "fp32") -> str:
     if made.machine.startswith(NOWHERE):  # which says for what, and from what
         where = made.machine.removeprefix(NOWHERE)
     words = f"{where}, {'compiled' if profile.compiled else 'eager'}, "
-    precision = profile.precision + (f" ({planned} by the plan)" if planned not in ("fp32", profile.precision) else "")
+    precision = profile.precision or f"{MIXED} types"
+    precision += f" ({planned} by the plan)" if planned not in ("fp32", profile.precision) else ""
     words += f"{precision}, {profile.optimizer}, micro-batches of {_sizes(profile.samples)}"
     if made.spread:
         words += f", spread {percent(made.spread)}"
