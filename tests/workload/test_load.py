@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,6 +43,24 @@ def test_a_canonical_name_brings_the_workload_back(text, name):
     again = load(workload.name)
     assert again == workload
     assert pickle.loads(pickle.dumps(workload)) == workload
+
+
+@pytest.mark.parametrize(
+    ("name", "assumed"),
+    [
+        ("resnet18:cifar10", False),  # the data set says
+        ("gpt:layers=2,hidden=64,heads=4", True),
+        ("gpt:layers=2,hidden=64,heads=4,samples_per_epoch=5", False),
+        ("examples/net.py:build", False),
+        ("tests/engine/user_model.py:build", True),
+        ("tests/engine/user_model.py:build,samples_per_epoch=5", False),
+    ],
+)
+def test_an_epoch_that_nobody_gave_is_assumed(name, assumed, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    workload = load(name)
+    assert workload.epoch_assumed is assumed
+    assert load(workload, samples_per_epoch=7).epoch_assumed is False
 
 
 def test_overrides_are_options():

@@ -57,6 +57,7 @@ def known(workload: Workload, gpu: bool) -> Traced | None:
         workload=workload.name,
         batch=workload.batch,
         samples_per_epoch=workload.samples_per_epoch,
+        epoch_assumed=workload.epoch_assumed,
         clip_norm=workload.clip_norm,
     )
     return replace(grown, base=base)

@@ -241,6 +241,7 @@ class Profile:
     lowered: bool = False  # its weights are copies in 16 bits of those that the optimizer keeps
     inputs: tuple[Input, ...] = ()  # none: it is not known who reads what of the batch
     update_apart: float = 1.0  # how many times longer the steps of all blocks take one by one than at once
+    epoch_assumed: bool = False  # nobody said how many samples an epoch has
 
     def __post_init__(self) -> None:
         sizes = len(self.samples)
@@ -254,6 +255,11 @@ class Profile:
                 if (found := len(getattr(block, name))) != sizes:
                     why = f"{name} needs {sizes} numbers, one for each size, and has {found}"
                     raise InputError(f"profile block {block.name}", why, files.made_by("profile"))
+
+    @property
+    def epoch(self) -> dict[str, int | bool]:
+        """What an answer in JSON says of the epoch that its seconds and prices are for."""
+        return {"samples_per_epoch": self.samples_per_epoch, "epoch_assumed": self.epoch_assumed}
 
     # -- reading ------------------------------------------------------------------------------------------------
 

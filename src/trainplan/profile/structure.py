@@ -39,6 +39,7 @@ def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
         tokens_per_sample=workload.tokens_per_sample,
         batch=workload.batch,
         samples_per_epoch=workload.samples_per_epoch,
+        epoch_assumed=workload.epoch_assumed,
         device="none",
         kind="estimated",
         compiled=False,

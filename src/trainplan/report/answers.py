@@ -15,7 +15,7 @@ from trainplan.predict.predict import MEMORY_MARGIN, Prediction
 from trainplan.profile.profile import Profile
 from trainplan.program.timeline import Timeline
 from trainplan.report.joined import Joined
-from trainplan.report.lines import cluster_lines, error_line, mfu_line, mfu_words, model_line, search_lines
+from trainplan.report.lines import cluster_lines, epoch_words, error_line, mfu_line, mfu_words, model_line, search_lines
 from trainplan.report.ran import Ran, summary
 from trainplan.report.table import gib_number, milliseconds, number, table
 from trainplan.report.timeline import draw
@@ -114,7 +114,7 @@ class Predicted:
             *([f"cut by   {p.plan.cut_by}"] if p.plan.cut_by else []),
             "",
             f"step     {seconds(p.step_s)}, {significant(p.samples_per_s)} {self.profile.sample}s/s",
-            f"epoch    {seconds(p.epoch_s)}{price}",
+            f"epoch    {seconds(p.epoch_s)}{price} ({epoch_words(self.profile)})",
             f"memory   {verdict}; {where} has {gib(p.peak_bytes)} of {gib(p.limit_bytes)} ({shown})",
             *([f"host     {gib(p.host_bytes)} of activations in the memory of a node"] if p.host_bytes else []),
             *([_occupancy(p.occupancy), _margin(p.occupancy)] if p.occupancy else []),
@@ -128,7 +128,8 @@ class Predicted:
         return "\n".join([*lines, *([f"trace    {self.trace} (open in ui.perfetto.dev)"] if self.trace else [])])
 
     def to_json(self) -> dict[str, Any]:
-        return {"workload": self.profile.workload, "cluster": self.cluster.name, **self.prediction.to_json()}
+        about = {"workload": self.profile.workload, "cluster": self.cluster.name, **self.profile.epoch}
+        return {**about, **self.prediction.to_json()}
 
 
 def _issued(p: Prediction) -> str:
@@ -176,7 +177,11 @@ class Recommended:
                 f"  {title(row.prediction.plan)}: {gib(row.over_bytes)} over ({row.why}); try {row.change}"
                 for row in r.rejected
             ]
-        lines += ["", mfu_line([row.prediction for row in r.ranked] or [r.single])]
+        lines += [
+            "",
+            f"epoch    {epoch_words(r.profile)}",
+            mfu_line([row.prediction for row in r.ranked] or [r.single]),
+        ]
         if r.ranked:
             lines.append(error_line(row.prediction for row in r.ranked))
         for ran in self.runs:

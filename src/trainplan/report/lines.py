@@ -88,6 +88,11 @@ def search_lines(found: Recommendation) -> list[str]:
     return lines
 
 
+def epoch_words(profile: Profile) -> str:
+    """What an epoch is: seconds and prices of one rest on it."""
+    return f"of {profile.samples_per_epoch:,} {profile.sample}s{', assumed' if profile.epoch_assumed else ''}"
+
+
 def mfu_words(share: float | None) -> str:
     """MFU in percent, or a dash.
 

@@ -8,7 +8,7 @@ from typing import Any
 from trainplan.plan.text import text, title
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
-from trainplan.report.lines import error_line, model_line
+from trainplan.report.lines import epoch_words, error_line, model_line
 from trainplan.report.table import gib_number, milliseconds, number, table
 from trainplan.search.market import Market
 from trainplan.search.wishes import Wishes
@@ -32,6 +32,7 @@ class Budgeted:
         best = "the cheapest" if self.wishes.objective == "money" else "the fastest"
         searched = len(found.offers) + len(found.refused)
         lines = [model_line(self.profile, self.batch), f"asked    {best}, {self._asked}"]
+        lines.append(f"epoch    {epoch_words(self.profile)}")
         where = f"{searched + len(found.passed)} kinds and numbers of machines"
         passed = f"{len(found.passed)} of these are not among the best"
         lines.append(f"search   {found.considered:,} plans on {where} bounded; {passed}")
@@ -81,6 +82,7 @@ class Budgeted:
         return {
             "workload": self.profile.workload,
             "batch": self.batch,
+            **self.profile.epoch,
             "asked": self.wishes.words,
             "offers": [
                 {

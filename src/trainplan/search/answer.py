@@ -117,6 +117,7 @@ class Recommendation:
             "workload": self.profile.workload,
             "cluster": self.cluster.name,
             "batch": self.batch,
+            **self.profile.epoch,
             "plans": [row.to_json() for row in self.ranked],
             "rejected": [row.to_json() for row in self.rejected],
             "single": self.single.to_json(),

@@ -97,6 +97,7 @@ def load_huggingface(source: str, given: Mapping[str, Any]) -> Workload:
         optimizer=training.factory(),
         batch=training.batch,
         samples_per_epoch=training.samples_per_epoch,
+        epoch_assumed="samples_per_epoch" not in given,
         sample="image" if task == "image" else "sequence",
         tokens_per_sample={"image": 0, "seq2seq": 2}.get(task, 1) * values.get("seq", 0),
         clip_norm=training.clip_norm,

@@ -70,6 +70,7 @@ def load_gpt(given: Mapping[str, Any]) -> Workload:
         optimizer=training.factory(),
         batch=training.batch,
         samples_per_epoch=training.samples_per_epoch,
+        epoch_assumed="samples_per_epoch" not in given,
         sample="sequence",
         tokens_per_sample=values["seq"],
         clip_norm=training.clip_norm,

@@ -134,4 +134,6 @@ def _with_functions(workload: Workload, functions: dict[str, Any]) -> Workload:
     for key in functions:
         if key not in fields:
             raise InputError(f"{key}= for {workload.name}", "a workload has no such field", nearest(key, fields))
+    if "samples_per_epoch" in functions:
+        functions = functions | {"epoch_assumed": False}
     return dataclasses.replace(workload, **functions)

@@ -68,6 +68,7 @@ def assemble(name: str, build: Callable[[], nn.Module], given: dict[str, Any]) -
         optimizer=optimizer,
         batch=batch,
         samples_per_epoch=epoch,
+        epoch_assumed="samples_per_epoch" not in given,
         clip_norm=options.value(given.get("clip_norm", 0.0), Option("clip_norm", 0.0), name),
         **{key: given[key] for key in _EXTRA if given.get(key) is not None},
     )

@@ -127,6 +127,8 @@ def _with_training(workload: Workload, handed: dict[str, Any], ours: dict[str, A
     wanted = {key: value for key, value in ours.items() if key in OPTIMIZER_KEYS}
     values = options.read({key: ours[key] for key in ours if key not in wanted}, table, title)
     changes: dict[str, Any] = dict(values)
+    if "samples_per_epoch" in ours:
+        changes["epoch_assumed"] = False
     if wanted:
         if "optimizer" not in wanted:
             raise InputError(

@@ -63,3 +63,4 @@ class Workload:
     # One sample read from a data set (an image and its label, or tokens and those that follow), with a generator for
     # what is random about it, as a batch of one; None: the input is the only argument, the label the target.
     feed: Callable[[Any, Any, torch.Generator], Batch] | None = None
+    epoch_assumed: bool = False  # nobody said how many samples an epoch has, and no data set does
