@@ -272,6 +272,7 @@ def test_refusals_go_to_stderr_with_code_2_and_no_traceback(saved):
         (["predict", "SAVED", "--plan", "dpp=2", "--cluster", "4xTitanRTX"], PlanError, "no choice named 'dpp'"),
         (["predict", "SAVED", "--plan", "ddq", "--cluster", "4xTitanRTX"], PlanError, "Try ddp"),
         (["predict", "SAVED", "--plan", "dp=2", "--cluster", "4xT4"], PlanError, "a profile made on TitanRTX"),
+        (["predict", "SAVED", "--plan", "tp=2", "--cluster", "4xT4"], PlanError, "a profile made on TitanRTX"),
         (["predict", "SAVED", "--plan", "dp=2", "--cluster", "4xTitanRTX", "--batch", "1"], PlanError, "Try dp=1"),
         (["predict", "SAVED", "--plan", "dp=2", "--cluster", "4xTitanRTX", "--batch", "0"], PlanError, "at least one"),
         (["predict", "SAVED", "--plan", "dp=2", "--cluster", "4xTitanRTX", "--set", "link"], InputError, "KEY=VALUE"),

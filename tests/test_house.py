@@ -26,7 +26,7 @@ PACKAGE = ROOT / "src" / "trainplan"
 # The order in which the data visits the rooms. A room may import those above it; rooms side by side do not import each
 # other, except as BESIDE says.
 LEVELS: list[set[str]] = [
-    {"units", "errors", "files", "lasting", "uninterrupted", "version"},
+    {"amounts", "units", "errors", "files", "lasting", "uninterrupted", "version"},
     {"workload", "cluster"},
     {"profile"},
     {"plan"},

@@ -101,7 +101,8 @@ def _convert(kind: Any, data: Any, where: str) -> Any:
             where, f"one of {', '.join(map(str, args))} was expected, found {data!r:.60}", _like(kind, data)
         )
     if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
-        return float(data)
+        with suppress(OverflowError):  # of a whole number with hundreds of digits, which is refused below
+            return float(data)
     if isinstance(data, bool) and kind is int:  # to Python true is a number, to a reader of our files it is not
         raise InputError(where, f"int was expected, found {data!r}", _like(kind, data))
     if kind is Any or (isinstance(kind, type) and isinstance(data, kind)):
@@ -162,7 +163,10 @@ def _dataclass(cls: type, data: Any, where: str) -> Any:
             values[name] = _convert(hints[name], data[name], f"{where}.{name}")
         elif _is_needed(field):
             raise InputError(where, f"the key {name!r} is missing", f'"{name}": {_like(hints[name], None)}')
-    return cls(**values)
+    try:
+        return cls(**values)
+    except InputError as error:  # of what the value itself refuses
+        raise InputError(f"{where}: {error.asked}", error.why, error.instead) from None
 
 
 def write(path: str | Path, what: str, data: Any) -> None:
@@ -220,6 +224,9 @@ def read(path: str | Path, what: str) -> Any:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(str(path), f"broken JSON at line {error.lineno}: {error.msg}", made_by(what)) from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, or thousands of brackets in brackets
+        why = f"it is no JSON that can be read, so not a trainplan {what}"
+        raise InputError(str(path), why, made_by(what)) from None
     if not isinstance(content, dict) or "trainplan" not in content:
         raise InputError(str(path), f"it is JSON, but not a trainplan {what}", made_by(what))
     if content["trainplan"] != what:
@@ -243,6 +250,6 @@ def kind(path: str | Path) -> str:
     """What a file says that it is; nothing where it is not one of ours."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return ""
     return str(content.get("trainplan", "")) if isinstance(content, dict) else ""

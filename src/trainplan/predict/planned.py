@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainplan.cluster.cluster import Cluster
 from trainplan.plan.plan import Plan
 from trainplan.plan.sliced import SELECTIVE
+from trainplan.predict.speeds import device_of
 from trainplan.profile.profile import Profile
 from trainplan.profile.variant import Choice, variant
 
@@ -14,8 +15,7 @@ def planned(plan: Plan, profile: Profile, cluster: Cluster) -> Profile:
     choice = Choice(plan.tp, plan.sequence == "on", plan.precision, plan.recompute == SELECTIVE)
     if choice == Choice() or is_planned(profile):
         return profile
-    device = next(d for node in cluster.nodes for d in node.devices if d.name == profile.device)
-    return variant(profile, device, choice)
+    return variant(profile, device_of(profile, cluster), choice)
 
 
 def is_planned(profile: Profile) -> bool:

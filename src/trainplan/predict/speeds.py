@@ -15,18 +15,25 @@ from trainplan.profile.profile import MIXED, Profile
 from trainplan.profile.variant import seconds_on
 
 
+def device_of(profile: Profile, cluster: Cluster) -> Device:
+    """The first device of the cluster that the profile is of; refused where there is none."""
+    if profile.device not in cluster.kinds:
+        names = sorted(cluster.kinds)
+        raise PlanError(
+            f"a profile made on {profile.device} for the cluster {cluster.name}",
+            f"its devices are {', '.join(names)}",
+            f"a profile for {names[0]}",
+        )
+    return next(d for node in cluster.nodes for d in node.devices if d.name == profile.device)
+
+
 def speeds(profile: Profile, cluster: Cluster) -> tuple[float, ...]:
     """The speed of the device of every rank.
 
     Refused where the profile is of no device of the cluster, or the peak of one is not known.
     """
+    device_of(profile, cluster)
     names = cluster.kinds
-    if profile.device not in names:
-        raise PlanError(
-            f"a profile made on {profile.device} for the cluster {cluster.name}",
-            f"its devices are {', '.join(sorted(names))}",
-            f"a profile for {sorted(names)[0]}",
-        )
     if len(names) == 1:
         return (1.0,) * cluster.world
     devices = [cluster.device(rank) for rank in range(cluster.world)]

@@ -21,6 +21,7 @@ from trainplan.errors import InputError
 from trainplan.lasting import lasting
 from trainplan.profile.interpolate import before, through
 from trainplan.profile.recipe import Recipe
+from trainplan.profile.sound import checked
 
 Floats = tuple[float, ...]  # one number for each micro-batch size of the profile
 
@@ -250,11 +251,11 @@ class Profile:
                 f"{len(self.blocks)} blocks, micro-batches of {self.samples}: it needs one or more, and ascending sizes"
             )
             raise InputError("profile", why, files.made_by("profile"))
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
             for name in _CURVES:
                 if (found := len(getattr(block, name))) != sizes:
                     why = f"{name} needs {sizes} numbers, one for each size, and has {found}"
-                    raise InputError(f"profile block {block.name}", why, files.made_by("profile"))
+                    raise InputError(f"block {number} of the profile", why, files.made_by("profile"))
 
     @property
     def epoch(self) -> dict[str, int | bool]:
@@ -418,7 +419,8 @@ class Profile:
 
     @staticmethod
     def load(path: str | Path) -> Profile:
-        return files.from_json(Profile, files.read(path, "profile"), f"profile {path}")
+        where = f"profile {path}"
+        return checked(files.from_json(Profile, files.read(path, "profile"), where), where)
 
 
 _CURVES = (
