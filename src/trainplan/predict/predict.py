@@ -185,7 +185,8 @@ def predict(
         ranks = plan.ranks(0) if fold else plan.leaders
         found = [Peak(ranks[peak.rank], peak.bytes, peak.op, peak.breakdown) for peak in found]
     place = [cluster.device(peak.rank) for peak in found]
-    limits = [int(device.memory_bytes * (1 - MEMORY_MARGIN)) for device in place]
+    # A byte at least: of a single one the margin leaves none, and shares of nothing cannot be told.
+    limits = [max(1, int(device.memory_bytes * (1 - MEMORY_MARGIN))) for device in place]
     used = [peak.bytes + device.context_bytes for peak, device in zip(found, place, strict=True)]
     worst = int(np.argmax([u / limit for u, limit in zip(used, limits, strict=True)]))
     host, roomy = _on_hosts(plan, cluster, [peak.rank for peak in found], host_peaks(played), fold)
