@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import files
+from trainplan.cluster.sound import checked
 from trainplan.errors import PlanError
 
 
@@ -225,7 +226,8 @@ class Cluster:
 
     @staticmethod
     def load(path: str | Path) -> Cluster:
-        return files.from_json(Cluster, files.read(path, "cluster"))
+        where = f"cluster {path}"
+        return checked(files.from_json(Cluster, files.read(path, "cluster"), where), where, files.made_by("cluster"))
 
     def _place(self, rank: int) -> tuple[int, int]:
         if not 0 <= rank < len(self.ranks):

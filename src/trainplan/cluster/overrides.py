@@ -14,7 +14,7 @@ from typing import Any
 
 from trainplan.cluster import catalogue
 from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
-from trainplan.cluster.yaml_form import BACKENDS
+from trainplan.cluster.sound import BACKENDS
 from trainplan.errors import InputError, nearest
 from trainplan.units import parse_bytes, parse_rate, parse_seconds
 

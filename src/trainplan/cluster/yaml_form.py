@@ -33,10 +33,10 @@ from typing import Any
 from trainplan.cluster import catalogue, reading
 from trainplan.cluster.cluster import Cluster, Curve, Device, Node, Slowdown
 from trainplan.cluster.measured import measured_device, without_memory
+from trainplan.cluster.sound import BACKENDS, checked
 from trainplan.errors import InputError
 from trainplan.units import parse_bytes, parse_rate, parse_seconds
 
-BACKENDS = ("gloo", "gloo-staged", "nccl")
 _CLUSTER_KEYS = (
     "name", "backend", "nodes", "slowdown", "contention", "hosts", "dispatch", "collectives", "source", "notes",
     "spread", "slowdown_of_two", "one_machine",
@@ -75,7 +75,7 @@ def read_cluster(data: Any, where: str) -> Cluster:
     backend = reading.text(data.get("backend", "gloo" if only_cpu else "nccl"), f"{where}: backend")
     if backend not in BACKENDS:
         raise InputError(f"{where}: backend {backend}", "there is no such backend", ", ".join(BACKENDS))
-    return Cluster(
+    found = Cluster(
         name=reading.text(data.get("name", Path(where).stem), f"{where}: name"),
         nodes=tuple(nodes),
         backend=backend,
@@ -92,6 +92,7 @@ def read_cluster(data: Any, where: str) -> Cluster:
         spread=reading.sourced(data.get("spread", 0), f"{where}: spread", reading.share)[0],
         one_machine=reading.flag(data.get("one_machine", False), f"{where}: one_machine"),
     )
+    return checked(found, where)
 
 
 def _read_nodes(data: Any, where: str, folder: Path) -> list[Node]:
