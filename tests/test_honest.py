@@ -87,18 +87,9 @@ class Scaled(nn.Module):
         return self.last(x * x.max().item())
 
 
-def checked(output: Tensor, targets: Tensor) -> Tensor:
-    loss = nn.functional.cross_entropy(output, targets)
-    assert not torch.isnan(loss)
-    return loss
-
-
-@pytest.mark.parametrize(
-    ("job", "why"),
-    [(of(Scaled()), r"block \w+: .*values of its data"), (of(nn.Linear(6, 3), loss=checked), "the loss")],
-)
-def test_what_looks_at_values_is_refused(job, why):
-    with pytest.raises(ModelError, match=why):
+def test_what_looks_at_values_is_refused():
+    job = of(Scaled())
+    with pytest.raises(ModelError, match=r"block \w+: .*values of its data"):
         structure(capture(job.build(), job.inputs(2, 0), job.loss), job, job.inputs(2, 0))
 
 

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainplan.profile.attention import Gpu
 from trainplan.profile.capture.captured import capture
+from trainplan.profile.capture.loss import without_values
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.on_gpu import OnGpu, at_once
@@ -50,10 +51,11 @@ def listed(
             values[name] = nn.Parameter(value, item.trainable) if item.kind == "parameter" else value
         stage = captured.stage(0, len(captured.blocks)).bind(values, "cpu")
         batch = each_tensor(in_type(workload.inputs(samples, 0), stored), mode.from_tensor)
+        valued = without_values(workload.loss, lambda: in_type(workload.inputs(samples, 0), stored).targets)
         recorder = Recorder(gpu is not None, lists=True, like=gpu)
         with OnGpu(lower, gpu) if gpu else nullcontext(), recorder:
             _, output = stage({}, batch)
-            loss = workload.loss.function(output, batch.targets)
+            loss = valued.function(output, batch.targets)
             parts["forward"], recorder.listed = recorder.listed or [], []
             loss.backward()
             parts["backward"] = recorder.listed or []

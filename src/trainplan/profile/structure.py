@@ -16,6 +16,7 @@ from trainplan.errors import ModelError
 from trainplan.profile.arithmetic import stored_in
 from trainplan.profile.capture.branches import branch_bytes
 from trainplan.profile.capture.captured import Captured
+from trainplan.profile.capture.loss import checked, tried
 from trainplan.profile.capture.stage import Stage, value_at
 from trainplan.profile.capture.tokens import tokens_of
 from trainplan.profile.profile import Block, Crossing, Input, Parameter, Profile, Provenance
@@ -25,7 +26,7 @@ from trainplan.workload.workload import Batch, Workload
 
 
 def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
-    """A profile whose times are all zero. `batch` is an example; its values are not looked at."""
+    """A profile whose times are all zero. `batch` is an example; of its values none but the loss sees any."""
     whole, carried = _tokens(captured, workload, batch)
     order, kept_by_loss = arrivals(captured, workload, batch)
     place = {name: number for number, name in enumerate(order)}
@@ -128,9 +129,13 @@ def arrivals(captured: Captured, workload: Workload, batch: Batch) -> tuple[list
     """Names of the parameters in the order in which a backward pass completes their gradients; and how many bytes the
     loss keeps for it, besides what the model returned.
 
-    Found by a step on the meta device, which computes nothing: autograd takes the same order everywhere. A parameter
-    that is not in the list gets no gradient.
+    Found by a step on the meta device, which computes nothing: autograd takes the same order everywhere. The loss may
+    have to be run elsewhere (`loss.tried`); all that backward through the model has of it is what gets a gradient. A
+    parameter that is not in the list gets none.
     """
+    if not any(use.held.trainable for use in captured.parameters):
+        instead = "requires_grad_() on those that are to be trained"
+        raise ModelError(f"training {workload.name}", "no parameter of it is trained: all are frozen", instead)
     stage = captured.stage(0, len(captured.blocks))
     order: list[str] = []
     handles = [
@@ -138,10 +143,16 @@ def arrivals(captured: Captured, workload: Workload, batch: Batch) -> tuple[list
         for name, parameter in stage.named_parameters()
         if parameter.requires_grad
     ]
-    example = Batch(batch.samples, *_meta((batch.args, batch.kwargs, batch.targets)))
+    example = Batch(batch.samples, *_meta((batch.args, batch.kwargs)))
     with torch.enable_grad():
-        loss, bytes_ = _lost(workload, _output(stage, example), example.targets)
-        loss.backward()
+        output = _output(stage, example)
+        reached, bytes_ = _lost(workload, output, batch.targets)
+        roots = [leaf for spot, leaf in enumerate(pytree.tree_leaves(output)) if spot in reached]
+        if not roots:
+            why = "no gradient leads from it to a parameter that is trained"
+            instead = "a loss worked out from the output with torch's operators, without detach or no_grad"
+            raise ModelError(f"the loss of {workload.name}", why, instead)
+        torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])
     for handle in handles:
         handle.remove()
     return order, bytes_
@@ -162,18 +173,29 @@ def _output(stage: Stage, example: Batch) -> Any:
         raise ModelError(f"block {block}", why, "operators whose shapes and arguments are known without them") from None
 
 
-def _lost(workload: Workload, output: Any, targets: Any) -> tuple[Tensor, int]:
-    """The loss, and the bytes that it keeps for backward besides what it was given."""
-    kept: dict[int, Tensor] = {}
-    try:
+def _lost(workload: Workload, output: Any, targets: Any) -> tuple[set[int], int]:
+    """Which leaves of the output get a gradient from the loss, and the bytes that it keeps for backward besides what it
+    was given."""
+
+    def back(output: Any, targets: Any) -> tuple[set[int], int]:
+        kept: dict[int, Tensor] = {}
         with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(id(t), t), lambda t: t):
-            loss = workload.loss.function(output, targets)
+            loss = checked(workload.loss.function(output, targets))
+        given = {id(leaf) for leaf in pytree.tree_leaves((output, targets))}
+        size = sum(tensor.nbytes for number, tensor in kept.items() if number not in given)
+        if loss.requires_grad:
+            loss.backward()
+        leaves = enumerate(pytree.tree_leaves(output))
+        return {spot for spot, leaf in leaves if isinstance(leaf, Tensor) and leaf.grad is not None}, size
+
+    try:
+        return tried(output, targets, back)[1]
+    except ModelError:
+        raise
     except Exception as error:
-        why = f"it raises {_first_line(error)}; it was called with tensors that have shapes and no values"
-        instead = "mending it, if it raises with values, too; else a loss that does not look at them"
+        why = f"it raises {_first_line(error)}; it was called with outputs that are random numbers between 0 and 1"
+        instead = "mending it, if it raises with yours, too; else a loss that does not look at them"
         raise ModelError(f"the loss of {workload.name}", why, instead) from error
-    given = {id(leaf) for leaf in pytree.tree_leaves((output, targets))}
-    return loss, sum(tensor.nbytes for number, tensor in kept.items() if number not in given)
 
 
 def _first_line(error: Exception) -> str:

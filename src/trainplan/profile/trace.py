@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainplan.profile.attention import Gpu
 from trainplan.profile.capture.captured import Captured
+from trainplan.profile.capture.loss import without_values
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.memory import Saved
 from trainplan.profile.on_gpu import OnGpu
@@ -47,7 +48,8 @@ def trace(
         batch = each_tensor(workload.inputs(samples, 0), mode.from_tensor)
         recorder = Recorder(gpu is not None)
         saved = Saved([*stage.parameters(), *stage.buffers(), *tensors(batch).values()], recorder.bytes_of)
-        walk = Walk(captured, batch, workload.loss)
+        loss = without_values(workload.loss, lambda: workload.inputs(samples, 0).targets)
+        walk = Walk(captured, batch, loss)
         tape, made = Tape(recorder), []
         with OnGpu(lower, replace(gpu, any_width=True)) if gpu else nullcontext(), recorder, tape:
             paused = []

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from trainplan.errors import InputError, nearest
 from trainplan.workload import options
 from trainplan.workload.datasets import plain
-from trainplan.workload.workload import Loss, Workload
+from trainplan.workload.workload import Workload
 from trainplan.workload.zoo import NETWORKS
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _unknown(text: str, head: str, rest: str) -> InputError:
 
 
 def _with_functions(workload: Workload, functions: dict[str, Any]) -> Workload:
-    if "loss" in functions and not isinstance(functions["loss"], Loss):
+    if "loss" in functions:
         from trainplan.workload.losses import as_loss
 
         functions = functions | {"loss": as_loss(functions["loss"], workload.name)}

@@ -15,15 +15,18 @@ The loss of a part of a batch is weighted by its `count`, so a loss over tokens 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainplan.errors import InputError, nearest
-from trainplan.workload.call import call
+from trainplan.workload.call import Call, call
 from trainplan.workload.workload import Batch, Loss
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 IGNORE = -100  # the label that does not count, as in torch and transformers
 
@@ -58,18 +61,69 @@ LOSSES: dict[str, Callable[[], Loss]] = {
 def as_loss(value: Any, where: str) -> Loss:
     """A `Loss` from a `Loss`, one of the words above, or any function (output, targets) → mean over samples."""
     if isinstance(value, Loss):
-        return value
+        return replace(value, function=_of_module(value.function))
     if isinstance(value, str):
         if value not in LOSSES:
             raise InputError(f"loss {value!r} of {where}", "it is not one we know", nearest(value, LOSSES))
         return LOSSES[value]()
     if callable(value):
-        return Loss(value, count_samples)
+        weighs = _weighs_classes(value)
+        return Loss(
+            _of_module(value), call(sum_weights, module=value) if weighs else count_samples,
+            mean_over="weights" if weighs else "samples",
+        )  # fmt: skip
     raise InputError(
         f"loss of {where}",
         f"a Loss, a function or a word was expected, found {type(value).__name__}",
         f"one of {', '.join(LOSSES)}, or a function of (output, targets)",
     )
+
+
+def in_type(loss: Loss, dtype: torch.dtype) -> Loss:
+    """The loss with the numbers that its module holds in another type."""
+    function = loss.function
+    if not (isinstance(function, Call) and function.function is where_output_is):
+        return loss
+    module = copy.deepcopy(function.options["module"]).to(dtype)
+    return replace(loss, function=call(where_output_is, module=module))
+
+
+def _of_module(function: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
+    from torch import nn
+
+    return call(where_output_is, module=function) if isinstance(function, nn.Module) else function
+
+
+def _weighs_classes(function: Callable[[Any, Any], torch.Tensor]) -> bool:
+    """Whether it is torch's mean over the weights of the samples' classes, which is none over samples."""
+    from torch import nn
+
+    known = isinstance(function, nn.CrossEntropyLoss | nn.NLLLoss)
+    return known and function.weight is not None and function.reduction == "mean"
+
+
+def sum_weights(batch: Batch, module: nn.CrossEntropyLoss | nn.NLLLoss) -> float:
+    """What torch divides by: the weights of the labels that count; of classes in shares, the samples."""
+    if batch.targets.is_floating_point() or module.weight is None:
+        return batch.samples
+    labels = batch.targets[batch.targets != module.ignore_index]
+    return float(module.weight.to(labels.device)[labels].sum())
+
+
+def where_output_is(output: Any, targets: Any, module: nn.Module) -> torch.Tensor:
+    """The loss of a module whose tensors (weights of classes) were made on the CPU, wherever the output is."""
+    from torch import Tensor
+    from torch.func import functional_call
+    from torch.utils import _pytree as pytree
+
+    own = dict([*module.named_parameters(), *module.named_buffers()])
+    device = next((leaf.device for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)), None)
+    if device is None or all(tensor.device == device for tensor in own.values()):
+        return module(output, targets)
+    if device.type == "meta":  # their values stay
+        moved = {name: tensor.to(device) for name, tensor in own.items()}
+        return functional_call(module, moved, (output, targets))
+    return module.to(device)(output, targets)
 
 
 def count_samples(batch: Batch) -> int:

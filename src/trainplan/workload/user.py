@@ -49,6 +49,7 @@ from torch import nn
 from trainplan.errors import InputError, ModelError, TrainplanError, nearest
 from trainplan.workload import options
 from trainplan.workload.call import call
+from trainplan.workload.losses import as_loss
 from trainplan.workload.module import assemble
 from trainplan.workload.options import Option
 from trainplan.workload.random_numbers import random_numbers
@@ -101,7 +102,7 @@ def _load(module: types.ModuleType, head: str, name: str, given: Mapping[str, An
     with random_numbers(0):
         result = _call(function, title, handed)
     if isinstance(result, Workload):
-        workload = dataclasses.replace(result, name=title)
+        workload = dataclasses.replace(result, name=title, loss=as_loss(result.loss, title))
     else:
         fields = _fields(result, title)
         _maker(fields, title)

@@ -35,13 +35,13 @@ class Loss:
     """A mean, and what it is the mean over.
 
     `function(output, targets)` is the mean loss of the samples that it is given. `count(batch)` is the number that
-    this mean divides by: samples, or tokens that count (labels that are not ignored). Parts of a batch are weighted
-    by their count, so that any split of a batch gives the gradient of the whole.
+    this mean divides by: samples, tokens that count (labels that are not ignored), weights of classes. Parts of a
+    batch are weighted by their count, so that any split of a batch gives the gradient of the whole.
     """
 
     function: Callable[[Any, Any], torch.Tensor]
-    count: Callable[[Batch], int]
-    mean_over: str = "samples"  # "samples": count is the number of samples, known beforehand; "tokens": counted
+    count: Callable[[Batch], float]
+    mean_over: str = "samples"  # "samples": count is the number of samples, known beforehand; else it is counted
 
 
 @dataclass

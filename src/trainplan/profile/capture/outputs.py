@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from trainplan.errors import ModelError
 from trainplan.profile.capture.exported import Exported
+from trainplan.profile.capture.loss import tried
 from trainplan.profile.capture.shape import Shape
 from trainplan.workload.workload import Batch, Loss
 
@@ -22,29 +23,36 @@ from trainplan.workload.workload import Batch, Loss
 def unread_outputs(exported: Exported, batch: Batch, loss: Loss | None) -> dict[int, fx.Node]:
     """Parts of the output that the loss does not read, by their place among its leaves.
 
-    The loss is run on tensors without values. Should it not work on such (it looks at values), everything is kept.
+    The loss is run on tensors that stand in for the output (`loss.tried`). Should it raise, everything is kept.
     """
     output = exported.output
     spots = [i for i, leaf in enumerate(output.leaves) if _is_tensor(leaf)]
     if loss is not None:
-        leaves: list[Any] = list(output.leaves)
-        with torch.enable_grad():
-            for spot in spots:
-                leaves[spot] = _like(exported, leaves[spot])
-            reads = _Reads([leaves[spot] for spot in spots])
-            targets = pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), batch.targets)
-            try:
-                with reads:
-                    reads.note(loss.function(pytree.tree_unflatten(leaves, output.spec), targets))
-                return {spot: output.leaves[spot] for i, spot in enumerate(spots) if i not in reads.read}
-            except Exception as error:
-                line = " ".join(str(error).split())[:150]
-                exported.notes.append(f"the whole output is kept: the loss looks at values ({line})")
+        rest: list[Any] = list(output.leaves)
+        for spot in spots:
+            rest[spot] = None
+
+        def read_of(leaves: list[Tensor], targets: Any) -> set[int]:
+            whole = rest.copy()
+            for spot, leaf in zip(spots, leaves, strict=True):
+                whole[spot] = leaf
+            with _Reads(leaves) as reads:
+                reads.note(loss.function(pytree.tree_unflatten(whole, output.spec), targets))
+            return reads.read
+
+        try:
+            with torch.enable_grad():
+                leaves = [_like(exported, output.leaves[spot]) for spot in spots]
+                _, read = tried(leaves, batch.targets, read_of)
+            return {spot: output.leaves[spot] for i, spot in enumerate(spots) if i not in read}
+        except Exception as error:
+            line = " ".join(str(error).split())[:150]
+            exported.notes.append(f"the whole output is kept: the loss does not run on its shapes ({line})")
     if output.opaque:
         raise ModelError(
             "capture of the output",
             f"it contains {', '.join(output.opaque)}, which is neither a tensor nor a known container",
-            "giving a loss that works without values, so that what it does not read can be left out",
+            "a loss that runs on outputs of random values, so that what it does not read can be left out",
         )
     return {}
 

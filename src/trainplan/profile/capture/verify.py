@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from trainplan.errors import ModelError
 from trainplan.profile.capture.captured import Captured
+from trainplan.profile.capture.loss import checked
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.capture.state import CALLS, State, kept, python_state, settled
 from trainplan.profile.capture.tensors import entries_of, put, replaced, values_of
@@ -150,6 +151,7 @@ def _eager(
             why = f"it raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             instead = "model(*batch.args) and loss(output, batch.targets) by themselves, as eager would run them"
             raise ModelError(f"your model and its loss, on a batch of {batch.samples}", why, instead) from error
+        checked(value)
         if backward and value.requires_grad:
             value.backward()
         after = {name: tensor for name, tensor in values_of(model).items() if name in given}  # may have been replaced
