@@ -313,7 +313,8 @@ def compare(
     loss: Any = None,
     optimizer: Any = None,
 ) -> Compared:
-    """Train a few steps under a plan, and the same pieces in one process, in float64: how far they are apart."""
+    """Train a few steps under a plan, and the same pieces in one process: how far they are apart. In float64, or where
+    the model does not run in that, in its own types."""
     from trainplan.engine.compare import compare as hold
     from trainplan.engine.launch import check_request
     from trainplan.report.answers import Compared

@@ -14,11 +14,11 @@ from synthetic import chain
 from tests.engine.test_launch import processes
 from trainplan.cluster.parse import cluster
 from trainplan.engine.elastic import Change, train
+from trainplan.engine.exactness import in_double
 from trainplan.engine.feed import batches
 from trainplan.engine.job import Job
 from trainplan.engine.measurement import RunResult
 from trainplan.engine.trainer import build
-from trainplan.engine.worker import in_double
 from trainplan.engine.workers import Bounds, Workers
 from trainplan.plan.plan import plan
 from trainplan.plan.text import parse, to_json

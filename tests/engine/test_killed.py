@@ -18,11 +18,11 @@ from tests.engine.asynchronous_job import by_the_rule
 from tests.engine.killed import LAST_WORDS
 from trainplan.engine.asynchronous import LOST, Applied, histogram, load
 from trainplan.engine.compare import compare, replayed
+from trainplan.engine.exactness import in_double
 from trainplan.engine.independent import run_each
 from trainplan.engine.job import Job
 from trainplan.engine.launch import environment, gather, start
 from trainplan.engine.measurement import RunResult
-from trainplan.engine.worker import in_double
 from trainplan.engine.world import TIMEOUT
 from trainplan.errors import RunError
 from trainplan.plan.plan import Plan, plan

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from trainplan.bench.pool import pool
+from trainplan.engine.exactness import in_double
 from trainplan.engine.oracle import Trained, train_alone
 from trainplan.engine.trainer import Trainer
-from trainplan.engine.worker import in_double
 from trainplan.plan.plan import Plan, plan
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.materialise import Skeleton

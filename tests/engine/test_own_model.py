@@ -1,6 +1,8 @@
 """The captured model, trained alone, against the user's own: `compare` sees a wrong capture, and no plan hides it."""
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,18 +12,21 @@ from torch.nn import functional as F
 from tests.engine.models import OPTIMIZERS, workload
 from trainplan.engine.compare import (
     AGAINST_OWN,
-    TOLERANCE,
     Difference,
+    OneProcess,
     _against_own,
     _own_model,
-    allowed_under,
     compare,
 )
+from trainplan.engine.exactness import ROUNDING, TOLERANCE, allowed_under, in_double, in_float64
+from trainplan.engine.launch import run
 from trainplan.engine.oracle import train_alone
 from trainplan.errors import ModelError
 from trainplan.plan.plan import Plan, plan
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
+from trainplan.report.answers import Compared
+from trainplan.workload.load import load
 from trainplan.workload.workload import Batch, Loss, Workload
 
 
@@ -71,7 +76,8 @@ def held(job: Workload, chosen: Plan | None = None, tamper=lambda captured: None
     chosen = chosen or plan(dp=2, micro=2, blocks=len(captured.blocks))
     batches = [job.inputs(samples, step) for step in range(3)]
     alone = train_alone(chosen, job, captured, skeleton.materialise(None, 5), batches, 7)
-    return _against_own(chosen, job, captured, _own_model(job, skeleton, 5), alone, batches)
+    one = OneProcess(job, skeleton, captured, _own_model(job, skeleton, 5), batches, alone)
+    return _against_own(chosen, one, in_float64(chosen, captured))
 
 
 @pytest.mark.parametrize(
@@ -191,3 +197,101 @@ def test_slices_may_round_where_the_model_itself_does() -> None:
     sliced = plan(pp=2, schedule="terapipe", slices=(2, 2), stages=(1,), blocks=2)
     assert allowed_under(sliced, exact) == allowed_under(plan(), rounding) == TOLERANCE
     assert 1e-7 < allowed_under(sliced, rounding) < 1e-3
+
+
+CASTS = f"{Path(__file__).parent / 'cast_models.py'}:build"
+
+
+def of_file(**options: str) -> tuple[str, Workload, int]:
+    """A workload of that file by its name, itself, and how many blocks it has."""
+    name = ",".join([CASTS, *(f"{key}={value}" for key, value in options.items())])
+    job = load(name)
+    return name, job, len(capture(Skeleton(job.build).model, job.inputs(2, 0), job.loss).blocks)
+
+
+@pytest.mark.usefixtures("quick_start")
+@pytest.mark.parametrize(
+    ("model", "types", "limit"),
+    [
+        ("norm", ("float32",), 1e-4),
+        ("recurrent", ("float32",), 1e-4),
+        ("one_hot", ("float32",), 1e-4),
+        ("images", ("float32",), 1e-4),
+        ("autocast", ("float32", "bfloat16"), 5e-2),
+        ("mixed", ("float32", "bfloat16"), 5e-2),
+    ],
+)
+def test_what_does_not_run_in_float64_is_compared_in_its_own_types(model: str, types: tuple[str, ...], limit: float):
+    name, _, blocks = of_file(model=model)
+    replicas, pipeline = plan(dp=2, micro=2, blocks=blocks), plan(pp=2, micro=2, stages=(1,), blocks=blocks)
+    found = compare(name, pipeline if model == "mixed" else replicas, steps=2, batch=8)
+    assert found.same
+    assert {row.what for row in found.differences} >= {"loss", "gradients", "weights", "optimizer", AGAINST_OWN}
+    assert found.exactness.types == types
+    assert "Double" in found.exactness.why or "double" in found.exactness.why or "Float" in found.exactness.why
+    allowed = {row.what: row.allowed for row in found.differences}
+    assert allowed == {what: ROUNDING if limit == 1e-4 and what in ("loss", "weights") else limit for what in allowed}
+    answer = Compared(found, SimpleNamespace(to_json=dict))
+    assert f"both in {' and '.join(types)}, stepped by SGD\nnot in float64: {found.exactness.why}" in str(answer)
+    assert answer.to_json()["compared_in"]["types"] == list(types)
+    assert answer.to_json()["differences"][0]["allowed"] == found.differences[0].allowed
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_in_its_own_types_a_wrong_plan_is_still_noticed(monkeypatch: pytest.MonkeyPatch):
+    def same_twice(one: Plan, job: Workload, captured: Captured, values, batches, seed: int):
+        return train_alone(one, job, captured, values, batches[:1] * 2, seed)
+
+    name, _, blocks = of_file(model="norm")
+    monkeypatch.setattr("trainplan.engine.compare.train_alone", same_twice)
+    found = compare(name, plan(pp=2, micro=2, stages=(1,), blocks=blocks), steps=2, batch=8)
+    assert found.exactness.types == ("float32",)
+    assert not found.same
+
+
+def test_what_runs_in_no_type_is_refused_in_words(tmp_path: Path):
+    path = tmp_path / "broken.py"
+    path.write_text(FILE.replace("ODD", "return x.float() @ torch.zeros(3, 3)"))
+    with pytest.raises(ModelError, match="must have same reduction dim"):
+        compare(f"{path}:build", plan(dp=1, blocks=4), steps=1, batch=8)
+    # It runs on the samples that plans are made from, and not on as many as are in a batch.
+    path.write_text(FILE.replace("ODD", "return x").replace('"mse"', "lambda o, t: (o - t).mean() * [1, 1, 1][len(o)]"))
+    with pytest.raises(ModelError, match=r"on the pieces of single.*IndexError"):
+        compare(f"{path}:build", plan(dp=1, blocks=4), steps=1, batch=8)
+
+
+@pytest.mark.usefixtures("quick_start")
+@pytest.mark.parametrize("loss", ["class_weights", "pos_weight", "closed", "logged"])
+@pytest.mark.parametrize("kind", ["dp", "pp"])
+def test_losses_with_tensors_and_values_are_the_oracles(loss: str, kind: str):
+    name, _, blocks = of_file(loss=loss)
+    replicas, pipeline = plan(dp=2, blocks=blocks), plan(pp=2, micro=2, stages=(1,), blocks=blocks)
+    found = compare(name, replicas if kind == "dp" else pipeline, steps=2, batch=8)
+    assert found.same
+    # A module's tensors are in float64, too; those that a function has closed over are the user's.
+    assert found.exactness.double == (loss != "closed")
+
+
+def test_class_weights_weigh_the_parts_of_a_batch():
+    """A batch in parts has the gradient of the whole: torch's mean is over the weights of the labels."""
+    _, job, blocks = of_file(loss="class_weights")
+    job = in_double(job)
+    skeleton = Skeleton(job.build)
+    captured = capture(skeleton.model.train(), job.inputs(2, 0), job.loss, device="cpu")
+    batches = [job.inputs(8, step) for step in range(2)]
+    whole, parts = (
+        train_alone(chosen, job, captured, skeleton.materialise(None, 5), batches, 7)
+        for chosen in (plan(blocks=blocks), plan(dp=2, micro=4, blocks=blocks))
+    )
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-12)
+    torch.testing.assert_close(parts.gradients, whole.gradients, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_a_loss_that_looks_at_values_sees_those_of_every_micro_batch(tmp_path: Path):
+    name, _, blocks = of_file(loss="logged")
+    result = run(name, plan(micro=2, blocks=blocks), steps=3, batch=8, out=tmp_path, show=False, verified=True)
+    seen = re.findall(r"the loss saw ([\d.]+)", (tmp_path / "rank-0.log").read_text())
+    assert len(seen) == 6
+    assert len(set(seen)) > 3  # real ones
+    assert result.losses[0] == pytest.approx(sum(map(float, seen[:2])) / 2, rel=1e-2)

@@ -1,5 +1,7 @@
 """Is the parallel run the same training? A few deterministic steps alone and under the plan, side by side.
 
+In float64, or where the model does not run in it, in the types that it has (`exactness.py`).
+
 Two questions, since plan and oracle both run the captured model: does the plan equal the captured model trained alone
 (loss, gradients, weights, buffers, optimizer, a row each), and does that equal the user's own model (one row)?
 """
@@ -18,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from trainplan.engine.asynchronous import load
+from trainplan.engine.exactness import TOLERANCE, Exactness, by_descent, in_double, in_float64, in_own_types
 from trainplan.engine.feed import data_seed
 from trainplan.engine.launch import RunResult, run
 from trainplan.engine.oracle import Trained, train_alone, train_eager
 from trainplan.engine.replay import Replayed, replay
-from trainplan.engine.worker import in_double
-from trainplan.errors import ModelError
+from trainplan.errors import ModelError, TrainplanError
 from trainplan.plan.keys import part_of
 from trainplan.plan.plan import Plan
 from trainplan.plan.served import ASYNCHRONOUS
@@ -31,13 +33,11 @@ from trainplan.plan.text import brief, text
 from trainplan.profile.capture.captured import Captured, capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.tensors import values_of
-from trainplan.profile.capture.verify import allowed_differences, verify
+from trainplan.profile.capture.verify import verify
 from trainplan.profile.structure import structure
 from trainplan.units import some
 from trainplan.workload.workload import Batch, Workload
 
-# In float64 only the order of additions differs. (In float32, Adam turns rounding into differences of 1e-3.)
-TOLERANCE = 1e-9
 AGAINST_OWN = "captured against your model"
 
 
@@ -66,6 +66,7 @@ class Comparison:
     losses_alone: tuple[float, ...]
     losses_together: tuple[float, ...]
     run: RunResult
+    exactness: Exactness
 
     @property
     def same(self) -> bool:
@@ -84,40 +85,74 @@ def compare(
     device: str = "cpu",
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Comparison:
-    """Train some steps in float64 alone and under a plan; loss, gradients, weights, buffers, optimizer state."""
+    """Train some steps alone and under a plan; loss, gradients, weights, buffers, optimizer state."""
     from trainplan.workload.load import load as load_workload
 
+    workload = load_workload(workload_text, **(overrides or {}))
+    own_types, why = by_descent(workload), ""
     progress(f"training {some(steps, 'step')} in this process, in float64", 0.1)
-    workload = in_double(load_workload(workload_text, **(overrides or {})))
-    skeleton = Skeleton(workload.build)
-    skeleton.model.train()
-    captured = capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
-    batches = [workload.inputs(batch, data_seed(seed, step)) for step in range(steps)]
-    own = _own_model(workload, skeleton, seed)
-    alone = train_alone(plan, workload, captured, skeleton.materialise(None, seed), batches, seed)
-    against_own = _against_own(plan, workload, captured, own, alone, batches)
+    try:
+        one = _one_process(plan, in_double(workload), steps, batch, seed)
+    except Exception as error:  # whatever the user's code raises
+        why = " ".join((error.why if isinstance(error, TrainplanError) else str(error)).split())[:200] or "it raises"
+        progress("it does not run in float64: in its own types", 0.15)
+        one = _one_process(plan, own_types, steps, batch, seed)
+    captured, values = one.captured, one.skeleton.materialise(None, seed)
+    exactness = in_own_types(captured, why) if why else in_float64(plan, captured)
+    against_own = _against_own(plan, one, exactness)
     progress(f"training them under {brief(plan)} on {some(plan.world, 'new process')}", 0.3)
     folder = Path(tempfile.mkdtemp(prefix="trainplan-compare-"))
     try:
         result = run(
             workload_text, plan, steps=steps, batch=batch, out=folder, show=False, seed=seed, keep_state=True,
-            double=True, verified=True, reference=False, warm_up=steps, overrides=overrides or {}, backend=backend,
-            device=device,
+            double=exactness.double, descent=not exactness.double, verified=True, reference=False, warm_up=steps,
+            overrides=overrides or {}, backend=backend, device=device,
         )  # fmt: skip
         parts = [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(plan.world)]
         if plan.exchange in ASYNCHRONOUS:
-            again = replayed(workload, captured, plan, skeleton.materialise(None, seed), batch, seed, folder)
-            rows = against_record(plan, again, parts, result)
+            again = replayed(one.workload, captured, plan, values, batch, seed, folder)
+            rows = against_record(plan, again, parts, result, exactness.floor)
         else:
-            rows = _differences(alone, parts, result)
+            rows = _differences(one.alone, parts, result, exactness.floor)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    allowed = allowed_under(plan, captured)
-    found = [replace(difference, allowed=allowed) for difference in rows]
+    found = [replace(difference, allowed=exactness.of(difference.what)) for difference in rows]
     return Comparison(
         plan=text(plan), steps=steps, batch=batch, differences=(*found, against_own),
-        losses_alone=tuple(alone.losses), losses_together=tuple(result.losses), run=result,
+        losses_alone=tuple(one.alone.losses), losses_together=tuple(result.losses), run=result, exactness=exactness,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OneProcess:
+    """What a plan is held against: its captured model trained here, and what that was trained on."""
+
+    workload: Workload
+    skeleton: Skeleton
+    captured: Captured
+    own: nn.Module  # the user's model itself, with the values that the captured one starts from
+    batches: list[Batch]
+    alone: Trained
+
+
+def _one_process(plan: Plan, workload: Workload, steps: int, batch: int, seed: int) -> OneProcess:
+    skeleton = Skeleton(workload.build)
+    skeleton.model.train()
+    example = workload.inputs(2, 0)
+    captured = capture(skeleton.model, example, workload.loss, device="cpu")
+    structure(captured, workload, example)  # refuses what cannot be trained, as a run does
+    batches = [workload.inputs(batch, data_seed(seed, step)) for step in range(steps)]
+    own = _own_model(workload, skeleton, seed)
+    values = skeleton.materialise(None, seed)
+    try:
+        alone = train_alone(plan, workload, captured, values, batches, seed)
+    except TrainplanError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        why = f"it raises {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        instead = "model(*batch.args) and loss(output, batch.targets) by themselves, as eager would run them"
+        raise ModelError(f"training {workload.name} on the pieces of {text(plan)}", why, instead) from error
+    return OneProcess(workload, skeleton, captured, own, batches, alone)
 
 
 def replayed(
@@ -135,7 +170,7 @@ def replayed(
 
 
 def against_record(
-    plan: Plan, again: Replayed, parts: list[dict[str, Any]], result: RunResult
+    plan: Plan, again: Replayed, parts: list[dict[str, Any]], result: RunResult, floor: float
 ) -> list[Difference]:  # fmt: skip
     """How far the servers of a run are from one process that was given their order of pushes."""
     servers = parts[plan.workers :]
@@ -152,14 +187,8 @@ def against_record(
     ]
     steps = range(len(result.losses))
     alone = [sum(again.losses[worker, step] for worker in range(plan.dp)) for step in steps]
-    found = [_losses(alone, result.losses), _largest("weights", weights)]
-    return [*found, _largest("optimizer", state)] if state else found
-
-
-def allowed_under(plan: Plan, captured: Captured) -> float:
-    """How far a plan may be from one process. Only slices of sequences sum in another order inside the model, too; and
-    where it computes in float32 there (transformers' losses), that is the rounding of float32."""
-    return allowed_differences(captured)[torch.float64] if plan.slices else TOLERANCE
+    found = [_losses(alone, result.losses), _largest("weights", weights, floor)]
+    return [*found, _largest("optimizer", state, floor)] if state else found
 
 
 def _own_model(workload: Workload, skeleton: Skeleton, seed: int) -> nn.Module:
@@ -174,22 +203,15 @@ def _own_model(workload: Workload, skeleton: Skeleton, seed: int) -> nn.Module:
     return model.train()
 
 
-def _against_own(
-    plan: Plan,
-    workload: Workload,
-    captured: Captured,
-    own: nn.Module,
-    alone: Trained,
-    batches: list[Batch],
-) -> Difference:
+def _against_own(plan: Plan, one: OneProcess, exactness: Exactness) -> Difference:
     """How far the captured model, trained alone, is from the user's own model, trained on the same pieces."""
-    allowed = allowed_differences(captured)[torch.float64]
+    workload, captured, alone, allowed = one.workload, one.captured, one.alone, exactness.against_own
     if any(block.random for block in captured.blocks):
-        found = verify(captured, own, workload.inputs(2, 0), workload.loss)
+        found = verify(captured, one.own, workload.inputs(2, 0), workload.loss)
         where = "one batch, not trained: in one piece it draws other random numbers than block by block"
         return Difference(AGAINST_OWN, found, where, allowed)
     try:
-        eager = train_eager(plan, workload, captured, own, batches)
+        eager = train_eager(plan, workload, captured, one.own, one.batches)
     except Exception as error:  # whatever the user's code raises
         raise ModelError(
             f"training of your own model on the pieces of {text(plan)}",
@@ -205,7 +227,8 @@ def _against_own(
     }
     if allowed > TOLERANCE:  # rounding of its own, which the optimizer may blow up; so before the first step of it
         rows = {"gradients": _gradients(alone.gradients[0], eager, 0), "missing": missing}
-    found_rows = [_losses(alone.losses, eager.losses), *(_largest(what, each) for what, each in rows.items() if each)]
+    found_rows = [_losses(alone.losses, eager.losses)]
+    found_rows += [_largest(what, each, exactness.floor) for what, each in rows.items() if each]
     worst = max(found_rows, key=lambda row: row.largest)
     return Difference(AGAINST_OWN, worst.largest, f"{worst.what}: {worst.where}", allowed)
 
@@ -226,7 +249,7 @@ def _losses(alone: Sequence[float], other: Sequence[float]) -> Difference:
     return Difference("loss", apart[worst], f"step {worst + 1}")
 
 
-def _differences(alone: Trained, parts: list[dict[str, Any]], result: RunResult) -> list[Difference]:
+def _differences(alone: Trained, parts: list[dict[str, Any]], result: RunResult, floor: float) -> list[Difference]:
     found = [_losses(alone.losses, result.losses)]
     weights = [
         (name, tensor, part_of(name, alone.weights)) for part in parts for name, tensor in part["weights"].items()
@@ -246,7 +269,7 @@ def _differences(alone: Trained, parts: list[dict[str, Any]], result: RunResult)
     ]
     for what, rows in (("gradients", gradients), ("weights", weights), ("buffers", buffers), ("optimizer", state)):
         if rows:
-            found.append(_largest(what, rows))
+            found.append(_largest(what, rows, floor))
     return found
 
 
@@ -259,14 +282,14 @@ def state_of(name: str, key: str, state: dict[str, dict[str, Tensor]]) -> Tensor
     return number[owner] if name not in whole and owner in number else part_of(name, whole)
 
 
-def _largest(what: str, rows: list[tuple[str, Tensor, Tensor]]) -> Difference:
+def _largest(what: str, rows: list[tuple[str, Tensor, Tensor]], share: float) -> Difference:
     """The tensor that is furthest off, as a share of its size (of the largest one's, where it has next to none)."""
     sizes = [
         (float((a.double() - b.double()).abs().max()), float(b.double().abs().max()), name)
         for name, a, b in rows
         if a.numel()
     ]
-    floor = 1e-6 * max(size for _, size, _ in sizes) or 1.0
+    floor = share * max(size for _, size, _ in sizes) or 1.0
     apart = [(difference / max(size, floor), name) for difference, size, name in sizes]
     # Whatever is not a number is as far off as can be.
     worst, name = max((math.inf if math.isnan(share) else share, name) for share, name in apart)

@@ -34,6 +34,7 @@ class Job:
     reference: bool = True  # run the reference kernel between steps
     keep_state: bool = False  # leave weights and gradients in files, for `compare`
     double: bool = False  # compute in float64, for `compare`
+    descent: bool = False  # step by SGD, for `compare` where float64 does not run
     places: tuple[int, ...] = ()  # which device of its machine each rank has; none: in their order
     again: str = ""  # the folder of a run whose order is repeated: of pushes to asynchronous servers, of decided sums
 

@@ -21,6 +21,7 @@ from trainplan import files, units
 from trainplan.engine import agendas, checkpoint
 from trainplan.engine.asynchronous import load as recorded
 from trainplan.engine.attempt import Begun, attempt, begun, keep_steps, kept_steps
+from trainplan.engine.exactness import by_descent, in_double
 from trainplan.engine.faults import is_lost
 from trainplan.engine.feed import batches
 from trainplan.engine.held import Held
@@ -36,7 +37,7 @@ from trainplan.plan.rules import of_replicas
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.reference import Reference
 from trainplan.workload.user import own_frames
-from trainplan.workload.workload import Batch, Workload
+from trainplan.workload.workload import Workload
 
 # A rank that lost another waits so long before it ends, so that torchrun sees the other first (and then ends us).
 _AFTER_YOU = 5.0
@@ -134,6 +135,8 @@ def _run(job: Job, out: Path) -> None:
     workload = load(job.workload, **job.overrides)
     if job.double:
         workload = in_double(workload)
+    if job.descent:
+        workload = by_descent(workload)
     trainer = build(
         plan, workload, backend=job.backend, device=device, seed=job.seed, compiled=job.compiled, verified=job.verified
     )
@@ -200,17 +203,6 @@ def _device(job: Job) -> torch.device:
     device = torch.device(job.device, local % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def in_double(workload: Workload) -> Workload:
-    """The same workload in float64, where equality can be asked for."""
-    from trainplan.workload.batch import each_tensor
-
-    def batch(samples: int, seed: int) -> Batch:
-        made = workload.inputs(samples, seed)
-        return each_tensor(made, lambda t: t.double() if t.is_floating_point() else t)
-
-    return dataclasses.replace(workload, build=lambda: workload.build().double(), inputs=batch)
 
 
 def _train(trainer: Trainer, job: Job, out: Path, start: Begun) -> Measurement:

@@ -233,15 +233,19 @@ class Compared:
             f"{alone:.6f}, {together:.6f}"
             for alone, together in zip(found.losses_alone, found.losses_together, strict=True)
         ]
+        exactness = found.exactness
+        rounding = "" if exactness.double else ", and rounding"
         lines = [
-            f"{found.plan}: {found.steps} steps in float64, against the same pieces one after the other in one process",
+            f"{found.plan}: {found.steps} steps, against the same pieces one after the other in one process",
+            f"both in {exactness}",
+            *([f"not in float64: {exactness.why}"] if exactness.why else []),
             f"losses alone, under the plan: {'; '.join(losses)}",
             table(
-                ["", ">largest difference", "at"],
-                [[d.what, f"{d.largest:.1e}", d.where] for d in found.differences],
+                ["", ">largest difference", ">allowed", "at"],
+                [[d.what, f"{d.largest:.1e}", f"{d.allowed:.0e}", d.where] for d in found.differences],
                 lines=True,
             ),
-            "the same: what differs is the order of additions" if found.same else "NOT THE SAME",
+            f"the same: what differs is the order of additions{rounding}" if found.same else "NOT THE SAME",
         ]
         return "\n".join([*lines, "", str(self.ran)])
 
@@ -249,7 +253,11 @@ class Compared:
         found = self.comparison
         return {
             "plan": found.plan, "steps": found.steps, "batch": found.batch, "same": found.same,
-            "differences": [{"what": d.what, "largest": d.largest, "where": d.where} for d in found.differences],
+            "compared_in": found.exactness.to_json(),
+            "differences": [
+                {"what": d.what, "largest": d.largest, "allowed": d.allowed, "where": d.where}
+                for d in found.differences
+            ],
             "losses_alone": list(found.losses_alone), "losses_together": list(found.losses_together),
             "run": self.ran.to_json(),
         }  # fmt: skip

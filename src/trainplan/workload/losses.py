@@ -98,8 +98,9 @@ def _weighs_classes(function: Callable[[Any, Any], torch.Tensor]) -> bool:
     """Whether it is torch's mean over the weights of the samples' classes, which is none over samples."""
     from torch import nn
 
-    known = isinstance(function, nn.CrossEntropyLoss | nn.NLLLoss)
-    return known and function.weight is not None and function.reduction == "mean"
+    if not isinstance(function, nn.CrossEntropyLoss | nn.NLLLoss):
+        return False
+    return function.weight is not None and function.reduction == "mean"
 
 
 def sum_weights(batch: Batch, module: nn.CrossEntropyLoss | nn.NLLLoss) -> float:
