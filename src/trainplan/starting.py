@@ -43,7 +43,7 @@ def prepare(
     ).save()  # fmt: skip
     line = shlex.join(["torchrun", *torchrun(job, plan.world, **start)[3:]])  # after python -m torch.…run
     untested = backend(there.backend).untested(plan.world)
-    return Prepared(predict(plan, s.profile, there, s.batch), str(job), line, untested)
+    return Prepared(predict(plan, s.profile, there, s.batch), str(job), line, untested, s.profile.notes)
 
 
 def run_here(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None, **fields: Any) -> Ran:
@@ -128,6 +128,7 @@ def _ran(
         warm_up=result.warm_up,
         changes=changes,
         untested=backend(there.backend).untested(expected.plan.world),
+        notes=s.profile.notes,
     )
     keep(ran, result.timeline, name_of(s), s.profile, there)
     return ran

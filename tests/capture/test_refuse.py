@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from trainplan.errors import ModelError
 from trainplan.profile.capture.captured import capture
@@ -173,22 +173,31 @@ def test_a_model_without_parameters_is_refused():
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, reentrant: bool) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
-        self.inner, self.reentrant = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3)), reentrant
+        self.inner, self.way = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3)), way
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+        if self.way == "sequential":
+            return checkpoint_sequential(self.inner, 2, x, use_reentrant=False)
+        if self.way == "saved on the CPU":
+            with torch.autograd.graph.save_on_cpu():
+                return self.inner(x)
+        return checkpoint(self.inner, x, use_reentrant=self.way == "re-entrant")
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed_regions_are_captured_and_noted(reentrant):
+@pytest.mark.parametrize("way", ["plain", "re-entrant", "sequential", "saved on the CPU"])
+def test_checkpointed_regions_are_captured_and_told(way):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        captured, difference = captured_and_verified(Net(Checkpointed(reentrant)), BATCH, LOSS)
+        captured, difference = captured_and_verified(Net(Checkpointed(way)), BATCH, LOSS)
     assert difference < 1e-6
     assert captured.verified
-    assert any("checkpoint" in note for note in captured.notes)
+    (note,) = captured.notes  # though torch puts the wrappers of several regions around it
+    own = "way to save tensors for backward" if way == "saved on the CPU" else "checkpointing"
+    assert note.startswith(f"its own {own} is not kept (first in module 'middle.odd'): all is saved")
+    assert "unless the plan says recompute=full" in note
+    assert capture(Net(nn.Dropout(0.3)), BATCH, LOSS).notes == ()
 
 
 class Cheat(nn.Module):

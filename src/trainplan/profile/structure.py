@@ -97,6 +97,7 @@ def structure(captured: Captured, workload: Workload, batch: Batch) -> Profile:
         whole_sequences=whole,
         loss_bytes=kept_by_loss / batch.samples,
         inputs=_inputs(captured, batch),
+        notes=captured.notes,
     )
 
 

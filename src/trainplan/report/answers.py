@@ -128,8 +128,8 @@ class Predicted:
         return "\n".join([*lines, *([f"trace    {self.trace} (open in ui.perfetto.dev)"] if self.trace else [])])
 
     def to_json(self) -> dict[str, Any]:
-        about = {"workload": self.profile.workload, "cluster": self.cluster.name, **self.profile.epoch}
-        return {**about, **self.prediction.to_json()}
+        about = {"workload": self.profile.workload, "cluster": self.cluster.name, "notes": list(self.profile.notes)}
+        return {**about, **self.profile.epoch, **self.prediction.to_json()}
 
 
 def _issued(p: Prediction) -> str:

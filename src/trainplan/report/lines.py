@@ -16,12 +16,14 @@ NOWHERE = "none: "  # machines of estimated profiles begin so
 
 
 def model_line(profile: Profile, batch: int, planned: str = "fp32") -> str:
-    """Size, work and batch of a model, and what its profile is; `planned` is the precision that a plan has."""
+    """Size, work and batch of a model, what of it is trained in another form than it was written, and what its profile
+    is; `planned` is the precision that a plan has."""
     words = f"{profile.workload}: {count(profile.parameter_count)} parameters in {len(profile.blocks)} blocks, "
     words += f"{_work(3 * profile.flops)} per {profile.sample} (forward and backward), batch {batch:,}"
     if profile.tokens_per_sample:
         words += f" × {profile.tokens_per_sample:,} = {count(batch * profile.tokens_per_sample)} tokens a step"
-    return f"model    {words}\nprofile  {profile_words(profile, planned)}"
+    notes = [f"note     {note}" for note in profile.notes]
+    return "\n".join([f"model    {words}", *notes, f"profile  {profile_words(profile, planned)}"])
 
 
 def profile_words(profile: Profile, planned: str = "fp32") -> str:

@@ -28,6 +28,7 @@ class Ran:
     warm_up: int = 0  # steps at the beginning, which do not count
     changes: tuple[Replanned, ...] = ()  # where workers came or went: the plan is the last one's
     untested: str = ""  # what of it nobody has seen work before
+    notes: tuple[str, ...] = ()  # of the profile
 
     @property
     def step_s(self) -> float | None:
@@ -56,6 +57,7 @@ class Ran:
         if self.peak_bytes:
             lines.append(self._memory())
         lines += [self.untested] if self.untested else []
+        lines += [f"note: {note}" for note in self.notes]
         return "\n".join([*lines, f"logs, timeline and results are in {self.out}"])
 
     def summary(self) -> str:
@@ -108,6 +110,7 @@ class Ran:
             "memory": memory, "error": self.error, "corrected_error": self.corrected_error, "drift": self.drift,
             "out": self.out, "changes": [change.to_json() for change in self.changes],
             "joined": self.joined.to_json() if self.joined is not None else None, "untested": self.untested,
+            "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -119,19 +122,25 @@ class Prepared:
     job: str
     command: str
     untested: str = ""
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         p = self.prediction
         fits = "fits" if p.fits else "DOES NOT FIT"
-        return (
-            f"{brief(p.plan)}: predicted {seconds(p.step_s)} a step, {gib(p.peak_bytes)} of {gib(p.limit_bytes)} "
-            f"({fits})\njob      {self.job}\nstart    {self.command}" + (f"\n{self.untested}" if self.untested else "")
-        )
+        memory = f"{gib(p.peak_bytes)} of {gib(p.limit_bytes)} ({fits})"
+        lines = [
+            f"{brief(p.plan)}: predicted {seconds(p.step_s)} a step, {memory}",
+            f"job      {self.job}",
+            f"start    {self.command}",
+            *([self.untested] if self.untested else []),
+            *(f"note     {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "predicted": self.prediction.to_json(), "job": self.job, "command": self.command,
-            "untested": self.untested,
+            "untested": self.untested, "notes": list(self.notes),
         }  # fmt: skip
 
 

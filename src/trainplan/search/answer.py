@@ -122,6 +122,7 @@ class Recommendation:
             "rejected": [row.to_json() for row in self.rejected],
             "single": self.single.to_json(),
             "note": self.note,
+            "notes": list(self.profile.notes),
             "considered": self.considered,
             "simulated": self.simulated,
             "pruned": self.pruned,

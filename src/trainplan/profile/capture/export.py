@@ -172,7 +172,7 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
         device=device,
         example_samples=batch.samples,
         training=model.training,
-        notes=watch.notes,
+        notes=watch.told(),
     )
 
 

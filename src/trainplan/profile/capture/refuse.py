@@ -34,12 +34,18 @@ _TORCH_INTERNAL = (
 )  # fmt: skip
 # The module whose autograd functions change what is kept, not what is computed.
 _CHECKPOINT = "torch.utils.checkpoint"
+CHECKPOINTING, SAVING = "its own checkpointing", "its own way to save tensors for backward"
+_OURS = {
+    CHECKPOINTING: "all is saved unless the plan says recompute=full, which is trainplan's",
+    SAVING: "all is saved as it is unless the plan says recompute=full or offload=activations, which are trainplan's",
+}
 
 
 class Watch:
     """Follows a forward pass: which module runs, and what cannot be captured.
 
-    `notes` collects what was captured in another form than it was written, such as a checkpointed region.
+    `notes` collects what was captured in another form than it was written; `dropped` what is not kept of how forward
+    saves tensors for backward (`torch.utils.checkpoint`, `save_on_cpu`), with the module that does it first.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,6 +55,7 @@ class Watch:
         self.failed_in: str | None = None
         self.refusals: list[ModelError] = []
         self.notes: list[str] = []
+        self.dropped: dict[str, str] = {}
         self.stateful = False  # forward changed some attribute of a module
 
     @property
@@ -58,6 +65,11 @@ class Watch:
 
     def _called(self, name: str) -> str:
         return f"module {name!r}" if name else f"the model's own forward ({self.kind})"
+
+    def told(self) -> list[str]:
+        """The notes, with a line for each way of saving tensors that is not kept."""
+        found = self.dropped.items()
+        return [*self.notes, *(f"{what} is not kept (first in {where}): {_OURS[what]}" for what, where in found)]
 
     def refuse(self, what: str, why: str, instead: str, name: str | None = None) -> ModelError:
         """The error to raise, about the module that is running or the one that is named."""
@@ -112,7 +124,7 @@ class Watch:
                 return original.__func__(cls, *args, **kwargs)
             if cls.__module__ == _CHECKPOINT and cls.__name__ == "CheckpointFunction":
                 # The re-entrant form: the function inside is traced as if the wrapper were not there.
-                self.notes.append(f"checkpointed region in {self.module}: captured without its checkpoint")
+                self.dropped.setdefault(CHECKPOINTING, self.module)
                 function, _preserve_random_state, *inputs = args
                 return function(*inputs)
             if cls.__module__ == _CHECKPOINT:
@@ -137,13 +149,12 @@ class Watch:
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        """Note where forward changes what is saved for backward: `torch.utils.checkpoint`, `save_on_cpu`."""
+        """Note where forward changes what is saved for backward."""
         original = saved_tensors_hooks.__enter__
 
         def enter(hooks: saved_tensors_hooks) -> None:
-            note = f"checkpointed or offloaded region in {self.module}: captured without it"
-            if note not in self.notes:
-                self.notes.append(note)
+            what = CHECKPOINTING if type(hooks).__module__ == _CHECKPOINT else SAVING
+            self.dropped.setdefault(what, self.module)
             original(hooks)
 
         saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
