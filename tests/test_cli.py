@@ -147,22 +147,6 @@ def test_predict_for_people(saved, tmp_path):
     assert path.stat().st_size > 100
 
 
-def test_what_an_epoch_is_is_said(tmp_path):
-    """Its seconds and its price rest on a number of samples, which may be nobody's."""
-    there = ("--cluster", "4xTitanRTX", "--batch", 16)
-    for assumed, words in ((False, "of 6,400 samples"), (True, "of 6,400 samples, assumed")):
-        path = tmp_path / "profile.json"
-        model(samples_per_epoch=6400, epoch_assumed=assumed).save(path)
-        assert f" ({words})\n" in call("predict", path, *there, "--plan", "dp=4")
-        assert f"\nepoch    {words}\n" in call("recommend", path, *there, "--top", 1)
-        assert f"\nepoch    {words}\n" in call(
-            "budget", path, "--machines", "4xTitanRTX", "--budget", 1e6, "--set", "price=1"
-        )
-        for asked in (("predict", path, *there, "--plan", "dp=4"), ("recommend", path, *there, "--top", 1)):
-            data = json.loads(call(*asked, "--json"))
-            assert (data["samples_per_epoch"], data["epoch_assumed"]) == (6400, assumed)
-
-
 def test_recommend_for_people(saved):
     text = call("recommend", saved, "--cluster", "4xTitanRTX", "--batch", 16, "--memory", "660MiB", "--top", 3)
     places = [

@@ -108,6 +108,19 @@ def test_what_a_file_is_said_to_need_is_what_it_takes(key: str, value: Any) -> N
     pytest.fail(f"{data} is refused again and again")
 
 
+def test_what_is_no_finite_number_is_null(tmp_path: Path) -> None:
+    """JSON has no word for it: what other programs read must not have Python's."""
+    text = files.text_of({"loss": (1.5, float("nan")), "most": -float("inf")})
+    assert json.loads(text, parse_constant=pytest.fail) == {"loss": [1.5, None], "most": None}
+    files.write(tmp_path / "rank.json", "rank", [float("nan")])
+    assert "NaN" not in (tmp_path / "rank.json").read_text()
+    assert files.read(tmp_path / "rank.json", "rank") == [None]
+    with pytest.raises(InputError, match=r"float was expected, found None. Try 1\.0"):
+        files.from_json(Outer, {**GOOD, "rate": None})
+    with pytest.raises(InputError, match=r"float was expected, found 'nan'. Try 1\.0"):
+        files.from_json(Outer, {**GOOD, "rate": "nan"})
+
+
 def mended(data: Any, place: str, error: InputError) -> Any:
     """The data as an error suggests them."""
     if not place:

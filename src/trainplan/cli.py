@@ -6,7 +6,6 @@ mend; 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import json as json_format
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainplan import api
+from trainplan import api, files
 from trainplan.bench.limit import UNFINISHED
 from trainplan.errors import TrainplanError
 from trainplan.version import VERSION
@@ -52,7 +51,7 @@ def _answer(json: bool, function: Callable[..., Any], *arguments: object) -> Any
     """Call the function, print its answer and return it. With JSON, what a run says meanwhile goes to stderr."""
     with redirect_stdout(sys.stderr) if json else nullcontext():
         answer = function(*arguments)
-    print(json_format.dumps(answer.to_json(), indent=1) if json else answer)
+    print(files.text_of(answer.to_json()) if json else answer)
     return answer
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 import secrets
 import types
@@ -65,6 +66,26 @@ def to_json(value: Any) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return value
     return [to_json(item) for item in value]
+
+
+def text_of(data: Any) -> str:
+    """JSON as every program reads it, which has no word for a number that is not finite: that is null.
+
+    >>> text_of([1.5, float("nan"), {"most": float("inf")}]).split()
+    ['[', '1.5,', 'null,', '{', '"most":', 'null', '}', ']']
+    """
+    try:
+        return json.dumps(data, indent=1, allow_nan=False)
+    except ValueError:  # hardly ever, so it is not looked for beforehand
+        return json.dumps(_finite(data), indent=1, allow_nan=False)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _finite(item) for key, item in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(item) for item in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def from_json(cls: type[T], data: Any, where: str = "") -> T:
@@ -140,9 +161,10 @@ def _near(kind: Any, data: Any) -> Any:
 
 def _number(kind: type, data: Any) -> Any:
     try:
-        return kind(float(data))
-    except (ValueError, OverflowError):  # a word, or no finite number
+        number = float(data)
+    except (ValueError, OverflowError):  # a word, or more than any number
         return kind(1)
+    return kind(number if math.isfinite(number) else 1)
 
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:
@@ -171,7 +193,7 @@ def _dataclass(cls: type, data: Any, where: str) -> Any:
 
 def write(path: str | Path, what: str, data: Any) -> None:
     """Write `data` to `path` as a file of kind `what`; a reader never sees half of it."""
-    write_text(path, json.dumps({"trainplan": what, "format": FORMAT, "data": data}, indent=1) + "\n")
+    write_text(path, text_of({"trainplan": what, "format": FORMAT, "data": data}) + "\n")
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -1,5 +1,7 @@
 """Runs on processes of their own, started as a user starts them, and what happens when a rank fails."""
 
+import json
+import math
 import os
 import re
 import signal
@@ -60,6 +62,20 @@ def test_a_run_leaves_losses_a_timeline_and_a_log_a_rank(tmp_path: Path, monkeyp
     assert timeline == result.timeline
     assert timeline.steps == 2
     assert {e.name for e in timeline.of_rank(1)} >= {"1F0", "1B1@1", "1STEP"}
+
+
+@pytest.mark.usefixtures("quick_start")
+@pytest.mark.parametrize("chosen", [PIPELINE, plan(dp=2, servers=1, exchange="ps-asp", blocks=4, bucket=200)])
+def test_a_loss_that_is_no_number_is_told_once_and_kept_as_null(chosen: Plan, tmp_path: Path) -> None:
+    """The first step is as usual, its update is not. Nothing that the run leaves has Python's word for it."""
+    result = run(f"{MODEL},optimizer=sgd,lr=1e30", chosen, steps=4, batch=8, out=tmp_path, show=False)
+    assert math.isfinite(result.losses[0])
+    assert len(result.losses) == 4
+    assert math.isnan(result.losses[-1])
+    logs = "".join(path.read_text() for path in tmp_path.glob("rank-*.log"))
+    assert logs.count("the first that is no finite number; training goes on") == 1
+    for path in tmp_path.glob("*.json"):
+        json.loads(path.read_text(), parse_constant=lambda word, path=path: pytest.fail(f"{word} in {path}"))
 
 
 @pytest.mark.usefixtures("quick_start")

@@ -34,7 +34,7 @@ from trainplan.engine.checkpoint_folder import latest, put_back, read_about
 from trainplan.engine.faults import failure, gone
 from trainplan.engine.job import Job
 from trainplan.engine.launch import end, for_torchrun, gather, torchrun
-from trainplan.engine.measurement import RunResult
+from trainplan.engine.measurement import RunResult, known_loss
 from trainplan.engine.trainer import StepResult
 from trainplan.engine.workers import Workers
 from trainplan.errors import PlanError, RunError
@@ -136,7 +136,7 @@ class _Training(Generic[A]):
         return dataclasses.replace(
             found,
             step_seconds=[*(step.seconds for step in self.earlier), *found.step_seconds],
-            losses=[*(step.loss for step in self.earlier if step.loss is not None), *found.losses],
+            losses=[*(known_loss(step.loss) for step in self.earlier), *found.losses],
             warm_up=len(self.earlier) + found.warm_up,
         )
 

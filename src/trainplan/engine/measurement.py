@@ -8,6 +8,7 @@ next: there it runs before the first and after the last, and every step has the 
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ class Measurement:
     replica: int
     stages: tuple[int, ...]  # that it holds
     seconds: tuple[float, ...]  # of every step
-    losses: tuple[float | None, ...]
+    losses: tuple[float | None, ...]  # None: another rank works it out; or it was read, and is no finite number
     references: tuple[float, ...]  # of the reference kernel before every recorded step; 0: another rank ran it
     peak_bytes: int
     events: tuple[Event, ...]  # of the recorded steps, as far as this rank knows them
@@ -124,13 +125,18 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def known_loss(loss: float | None) -> float:
+    """The loss of a step on a rank that works it out; files have none where it is no finite number."""
+    return math.nan if loss is None else float(loss)
+
+
 def together(ranks: Sequence[Measurement], plan: Plan, warm_up: int, out: str = "") -> RunResult:
     """The measurements of all ranks, in rank order, as one result."""
     last = next(r for r in ranks if plan.depth - 1 in r.stages and r.replica == 0)
     return RunResult(
         out=out,
         step_seconds=[max(step) for step in zip(*(r.seconds for r in ranks), strict=True)],
-        losses=[float(loss) for loss in last.losses if loss is not None],
+        losses=[known_loss(loss) for loss in last.losses],
         peak_bytes=[r.peak_bytes for r in ranks],
         references=[s for s in ranks[0].references if s > 0],
         timeline=merge(ranks, plan),
@@ -146,7 +152,7 @@ def one_by_one(
     workers = [r for r in ranks if r.stages]
     share = {replica: samples / batch for replica, samples in enumerate(of_replicas(plan, batch))}
     whole = sum(share[r.replica] for r in workers)
-    losses = [sum(loss or 0.0 for loss in step) / whole for step in zip(*(r.losses for r in workers), strict=True)]
+    losses = [sum(map(known_loss, step)) / whole for step in zip(*(r.losses for r in workers), strict=True)]
     return RunResult(
         out=out, step_seconds=[max(step) for step in zip(*(r.seconds for r in workers), strict=True)], losses=losses,
         peak_bytes=[r.peak_bytes for r in ranks], references=[], timeline=merge(ranks, plan), warm_up=warm_up,

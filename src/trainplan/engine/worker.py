@@ -7,6 +7,7 @@ traceback. What the ranks measured ends up on the node of rank 0, as `rank-N.jso
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -26,7 +27,7 @@ from trainplan.engine.faults import is_lost
 from trainplan.engine.feed import batches
 from trainplan.engine.held import Held
 from trainplan.engine.job import Job
-from trainplan.engine.measurement import Measurement, measure, peak_bytes
+from trainplan.engine.measurement import Measurement, known_loss, measure, peak_bytes
 from trainplan.engine.nodes import agree, hand_over
 from trainplan.engine.recorder import now
 from trainplan.engine.trainer import StepResult, Trainer, build
@@ -218,6 +219,8 @@ def _train(trainer: Trainer, job: Job, out: Path, start: Begun) -> Measurement:
             done, memory = trainer.steps_done - first, peak_bytes(trainer.device)
             shown = dataclasses.replace(result, loss=own_loss(result, trainer))
             _say(shown, trainer.rank, trainer.workload, memory, last, started, done, last - first)
+            if not _finite(result) and all(map(_finite, steps[:-1])):
+                _warn(result)
         if job.save_every and trainer.steps_done % job.save_every == 0:
             keep_steps(out, trainer.rank, steps)  # before: where there is a checkpoint, every rank has kept them
             checkpoint.save(trainer, out / f"checkpoint-{trainer.steps_done}")
@@ -251,6 +254,19 @@ def _say(
         f"{result.samples / result.seconds:,.1f} {workload.sample}s/s  "
         f"memory {units.gib(memory)}  "
         f"eta {units.seconds(left)}",
+        flush=True,
+    )
+
+
+def _finite(result: StepResult) -> bool:
+    return math.isfinite(known_loss(result.loss))
+
+
+def _warn(result: StepResult) -> None:
+    """Say once where it went wrong: the lines after it look like those before."""
+    print(
+        f"warning: the loss of step {result.step + 1} is {result.loss}, the first that is no finite number; training "
+        "goes on. A smaller lr or clip_norm=1 may keep it finite",
         flush=True,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -51,7 +52,7 @@ class Ran:
             was, now = change.workers
             lines.append(f"workers changed, {was} → {now}: {title(change.before.plan)} → {title(change.plan)}")
         if self.losses:
-            lines.append(f"loss {self.losses[0]:.4f} → {self.losses[-1]:.4f} in {len(self.losses)} steps")
+            lines.append(f"loss {self.losses[0]:.4f} → {self.losses[-1]:.4f} in {len(self.losses)} steps{self._lost}")
         if self.joined is not None:
             lines.append(str(self.joined))
         if self.peak_bytes:
@@ -59,6 +60,12 @@ class Ran:
         lines += [self.untested] if self.untested else []
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join([*lines, f"logs, timeline and results are in {self.out}"])
+
+    @property
+    def _lost(self) -> str:
+        """Where the loss stopped being a number, if it did."""
+        first = next((step for step, loss in enumerate(self.losses, 1) if not isfinite(loss)), None)
+        return f"; it is no finite number in step {first} of these, the first such" if first is not None else ""
 
     def summary(self) -> str:
         """Predicted and measured step, in one line."""
