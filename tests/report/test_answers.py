@@ -12,6 +12,7 @@ import trainplan
 from search.models import model
 from trainplan import api, cli
 from trainplan.engine.compare import Comparison
+from trainplan.engine.exactness import Exactness
 from trainplan.report.answers import Compared
 from trainplan.report.ran import Ran
 
@@ -47,7 +48,8 @@ def test_a_loss_that_is_no_number_is_said_and_null_in_json(command: str, monkeyp
     ran = dataclasses.replace(usual, losses=lost)
     assert "loss 3.0000 → nan in 3 steps; it is no finite number in step 2 of these, the first such" in str(ran)
     assert "finite" not in str(usual)
-    compared = Compared(Comparison("dp=2", 3, 8, (), lost, lost, SimpleNamespace(losses=lost)), ran)
+    exactness = Exactness(True, ("float64",), "", {"": 1e-9}, 1e-9, 1e-6)
+    compared = Compared(Comparison("dp=2", 3, 8, (), lost, lost, SimpleNamespace(losses=lost), exactness), ran)
     monkeypatch.setattr(api, command, lambda *_: {"run": ran, "compare": compared}[command])
     data = json.loads(call(command, "model", "--plan", "dp=2", "--json"), parse_constant=pytest.fail)
     assert data["losses" if command == "run" else "losses_together"] == [3.0, None, None]
