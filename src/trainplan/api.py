@@ -426,8 +426,6 @@ def build(
     through host memory and lets ranks share one. Before anything is trained, the model's capture is held against the
     model on one batch.
     """
-    import warnings
-
     from torch import nn
 
     from trainplan.cluster.parse import cluster as parse_cluster
@@ -446,9 +444,6 @@ def build(
         place = parse_cluster(ranks(world, device))
         plan = resolve(plan, estimate(workload, place.device(0)), place, workload.batch)
     own = model if isinstance(model, nn.Module) else None
-    trainer = assemble(
+    return assemble(
         plan, workload, backend=backend, device=device, seed=seed, compiled=compiled, model=own, verified=False
     )
-    for note in trainer.captured.notes if trainer.rank == 0 else ():
-        warnings.warn(note, stacklevel=2)
-    return trainer

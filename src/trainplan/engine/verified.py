@@ -20,9 +20,11 @@ SHARE = 0.8  # of the free memory may be used for them
 
 def hold_against_eager(captured: Captured, workload: Workload, weights: int) -> None:
     """On one rank, once, on the host: the others run the same chain. `weights`: bytes of them. A model that does not
-    fit the host is run without, and said to be."""
+    fit the host is run without, and said to be; so is what its capture does not keep (`Captured.notes`)."""
     if dist.is_initialized() and dist.get_rank() != 0:
         return
+    for note in captured.notes:
+        warnings.warn(f"{workload.name}: {note}", stacklevel=2)
     free = machine.free_bytes(_CPU) * SHARE
     if COPIES * weights > free:
         needs = f"that needs {gib(COPIES * weights)} of the host's memory, and {gib(int(free))} are free"
