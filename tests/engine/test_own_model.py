@@ -223,8 +223,7 @@ def of_file(**options: str) -> tuple[str, Workload, int]:
 )
 def test_what_does_not_run_in_float64_is_compared_in_its_own_types(model: str, types: tuple[str, ...], limit: float):
     name, _, blocks = of_file(model=model)
-    replicas, pipeline = plan(dp=2, micro=2, blocks=blocks), plan(pp=2, micro=2, stages=(1,), blocks=blocks)
-    found = compare(name, pipeline if model == "mixed" else replicas, steps=2, batch=8)
+    found = compare(name, plan(dp=2, micro=2, blocks=blocks), steps=2, batch=8)
     assert found.same
     assert {row.what for row in found.differences} >= {"loss", "gradients", "weights", "optimizer", AGAINST_OWN}
     assert found.exactness.types == types
@@ -235,6 +234,19 @@ def test_what_does_not_run_in_float64_is_compared_in_its_own_types(model: str, t
     assert f"both in {' and '.join(types)}, stepped by SGD\nnot in float64: {found.exactness.why}" in str(answer)
     assert answer.to_json()["compared_in"]["types"] == list(types)
     assert answer.to_json()["differences"][0]["allowed"] == found.differences[0].allowed
+
+
+@pytest.mark.usefixtures("quick_start")
+@pytest.mark.parametrize(
+    "choices", [{"dp": 2, "bucket": 256}, {"dp": 2, "zero": 1}, {"pp": 2, "micro": 2, "stages": (1,)}], ids=str
+)
+def test_weights_of_several_types_are_in_no_bucket_together(choices: dict):
+    """In 16 bits and in 32: gradients are summed in a tensor of each."""
+    name, _, blocks = of_file(model="mixed")
+    made = plan(**choices, blocks=blocks)
+    found = compare(name, made, steps=2, batch=8)
+    assert found.same
+    assert found.exactness.types == ("float32", "bfloat16")
 
 
 @pytest.mark.usefixtures("quick_start")

@@ -270,6 +270,12 @@ class Profile:
         return sum(p.count for p in self.parameters)
 
     @cached_property
+    def one_type(self) -> bool:
+        """Whether all weights that are trained are numbers of as many bytes: gradients of several types are in no
+        bucket together."""
+        return len({p.bytes // max(1, p.count) for p in self.parameters if p.trainable}) <= 1
+
+    @cached_property
     def flops(self) -> float:
         """FLOP of the forward pass of one sample."""
         return sum(block.flops for block in self.blocks)

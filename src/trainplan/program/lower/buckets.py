@@ -28,22 +28,27 @@ class Bucket:
     element: int = 4  # bytes of a number
 
 
-def fill(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Indices of the sizes, bucket by bucket.
+def fill(sizes: Sequence[int], limit: int, types: Sequence[int] = ()) -> list[list[int]]:
+    """Indices of the sizes, bucket by bucket, in the order in which these are complete. A bucket is one tensor, so of
+    gradients that have several `types` each type has its own.
 
     >>> mib = [2, 16, 8, 4, 0.5, 0.5]          # the six layers of docs/design.md, in order of arrival
     >>> fill([int(s * 2**20) for s in mib], 25 * 2**20), fill([int(s * 2**20) for s in mib], 4 * 2**20)
     ([[0, 1, 2], [3, 4, 5]], [[0, 1], [2], [3], [4, 5]])
+    >>> fill([4, 2, 4, 2], 8, types=[4, 2, 4, 2]), fill([4, 2, 4, 2], 4, types=[4, 2, 4, 2])
+    ([[0, 2], [1, 3]], [[0], [2], [1, 3]])
     """
     buckets: list[list[int]] = []
-    size = limit  # so that the first gradient opens a bucket
+    filling: dict[int, tuple[list[int], int]] = {}  # by type, the last bucket and its bytes
     for number, bytes_ in enumerate(sizes):
+        kind = types[number] if types else 0
+        bucket, size = filling.get(kind, ([], limit))  # so that the first gradient opens a bucket
         if size >= limit:
-            buckets.append([])
+            buckets.append(bucket := [])
             size = 0
-        buckets[-1].append(number)
-        size += bytes_
-    return buckets
+        bucket.append(number)
+        filling[kind] = bucket, size + bytes_
+    return sorted(buckets, key=lambda bucket: bucket[-1])
 
 
 def stage_buckets(
@@ -72,11 +77,12 @@ def stage_buckets(
         ready = [1.0] * len(inside)
         if whole > 0:
             ready = [(later + p.ready * own) / whole for p in inside for later, own in (at[p.low],)]
+        types = () if profile.one_type else [_element([p]) for p in inside]
         buckets = []
         latest = 0.0
         ends = list(itertools.accumulate(counts))
         ways = [list(range(end - count, end)) for end, count in zip(ends, counts, strict=True)]
-        for numbers in ways or fill([p.bytes for p in inside], limit):
+        for numbers in ways or fill([p.bytes for p in inside], limit, types):
             members = [inside[n] for n in numbers]
             latest = max(latest, *[ready[n] for n in numbers])
             names, size = tuple([p.name for p in members]), sum([p.bytes for p in members])

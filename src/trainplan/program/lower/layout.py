@@ -382,9 +382,10 @@ class Layout:
 
     @lasting
     def observed(self) -> bool:
-        """Pure data parallelism: torch's DDP runs it, and we watch."""
+        """Pure data parallelism: torch's DDP runs it, and we watch. Not of weights of several types, since DDP does not
+        say in which order it sums the last bucket of each."""
         plain = self.plan.exchange == BY_BACKEND and self.plan.overlap == "on"
-        whole = not self.recomputes and not self.offloads
+        whole = not self.recomputes and not self.offloads and self.profile.one_type
         return self.plan.dp > 1 and self.plan.pp == 1 and not self.plan.zero and whole and plain
 
     @property
