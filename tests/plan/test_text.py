@@ -20,6 +20,7 @@ from trainplan.plan.text import from_json, parse, text, title, to_json
 
 KEYS = [key for key, row in SYSTEMS.items() if row.choices is not None]
 positive = st.integers(1, 10**6)
+ranks = st.integers(1, 500)  # together no more copies of stages than there may be
 
 
 @st.composite
@@ -27,7 +28,7 @@ def requests(draw) -> Request:
     """Anything that can be asked: every field open or given, perhaps begun as a system."""
     sizes = st.integers(0, 2**50)
     values = {
-        "dp": positive, "pp": positive, "micro": positive, "bucket": sizes, "memory": sizes,
+        "dp": ranks, "pp": ranks, "micro": positive, "bucket": sizes, "memory": sizes,
         "stages": st.lists(st.integers(0, 99), max_size=5).map(tuple),
         **{field: st.sampled_from(words) for field, words in WORDS.items()},
     }  # fmt: skip
@@ -193,3 +194,36 @@ def test_a_placement_of_ones_own_is_kept() -> None:
     assert "placement" not in to_json(plan(dp=2))
     assert to_json(own)["placement"] == [[[1]], [[0]]]
     assert from_json(to_json(own)).replicas_of(0) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "dp=1000000000", "dp=1000000 pp=1000000", "dp=1000000000,1", "pp=2 chunks=1000000000 schedule=interleaved",
+        "pp=2 pairs=1000000000 schedule=chimera", "tp=1000000000",
+    ],
+)  # fmt: skip
+def test_more_ranks_than_any_machine_has_are_refused_at_once(line: str) -> None:
+    """A table of their places would take all memory before anything else is said."""
+    with pytest.raises(PlanError, match="copies of stages, and 1,048,576 are the most. Try dp=2"):
+        parse(line)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "place"),
+    [
+        ("dp", 0, ".dp"),
+        ("dp", 10**9, ".dp"),
+        ("micro", -1, ".micro"),
+        ("bucket", -1, ".bucket"),
+        ("cycle", float("nan"), ".cycle"),
+        ("spread", [0, 0], ".spread"),
+        ("spread", [10**9, 1], ""),
+        ("placement", [[[0], [10**9]]], ".placement"),
+    ],
+)
+def test_a_file_whose_numbers_are_of_no_plan_is_refused_by_the_place(field: str, value: object, place: str) -> None:
+    written = to_json(plan(dp=2, pp=2, micro=2, schedule="1f1b", stages=(2,), blocks=4))
+    with pytest.raises(InputError) as caught:
+        from_json({**written, field: value})
+    assert caught.value.asked == f"plan{place}"

@@ -21,7 +21,7 @@ events = st.builds(
     st.text(max_size=8), st.sampled_from(list(Kind)), st.integers(0, 9), times, times, st.integers(0, 2**40),
 )  # fmt: skip
 timelines = st.builds(
-    Timeline, st.sampled_from(["predicted", "measured"]), st.integers(1, 9), st.integers(1, 9),
+    Timeline, st.sampled_from(["predicted", "measured"]), st.just(10), st.integers(1, 9),
     st.lists(events, max_size=6).map(tuple), st.text(max_size=9),
 )  # fmt: skip
 
@@ -77,10 +77,10 @@ def test_broken_and_foreign_files(tmp_path, content: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"source": "guessed"}, "Timeline.source: one of predicted, measured was expected, found 'guessed'"),
-        ({"world": "two"}, "Timeline.world: int was expected"),
-        ({"events": [{"name": "0F0"}]}, r"Timeline.events\[0\]: the key 'kind' is missing"),
-        ({"event": []}, "Timeline.event: there is no such key. Try events"),
+        ({"source": "guessed"}, "json.source: one of predicted, measured was expected, found 'guessed'"),
+        ({"world": "two"}, "json.world: int was expected"),
+        ({"events": [{"name": "0F0"}]}, r"json.events\[0\]: the key 'kind' is missing"),
+        ({"event": []}, "json.event: there is no such key. Try events"),
     ],
 )
 def test_a_file_that_somebody_edited(tmp_path, change: dict, why: str) -> None:
@@ -104,3 +104,30 @@ def test_files_that_are_not_there_or_not_text(tmp_path) -> None:
         Timeline.load(binary)
     with pytest.raises(InputError, match="it cannot be written"):
         predicted().save(binary / "below a file" / "timeline.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"world": 0}, "world"),
+        ({"world": 10**12}, "world"),
+        ({"steps": 0}, "steps"),
+        ({"rank": 99}, "events[0].rank"),
+        ({"rank": -1}, "events[0].rank"),
+        ({"kind": "NAP"}, "events[0].kind"),
+        ({"end": float("nan")}, "events[0].end"),
+        ({"start": float("-inf")}, "events[0].start"),
+        ({"bytes": -1}, "events[0].bytes"),
+    ],
+)
+def test_files_that_cannot_be_timelines_are_refused_by_the_place(change, place, tmp_path):
+    path = tmp_path / "t.json"
+    predicted().save(path)
+    content = json.loads(path.read_text())
+    data = content["data"]
+    (data if set(change) <= set(data) else data["events"][0]).update(change)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError) as caught:
+        Timeline.load(path)
+    assert caught.value.asked == f"timeline {path}.{place}"
+    assert "trainplan run MODEL" in caught.value.instead

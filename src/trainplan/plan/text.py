@@ -30,6 +30,7 @@ from functools import lru_cache
 from typing import Any
 
 from trainplan import files
+from trainplan.amounts import POSSIBLE, untrue
 from trainplan.errors import InputError, PlanError, closest, nearest
 from trainplan.plan.keys import SPLIT
 from trainplan.plan.offload import away_text, parse_away
@@ -39,6 +40,7 @@ from trainplan.plan.placement import renamed
 from trainplan.plan.plan import EXCHANGE_FIELDS, PARTITIONS, WORDS, Plan, Request, usual_lines, usual_placement
 from trainplan.units import GIB, KIB, MIB, parse_bytes, parse_seconds, some
 
+_MOST = 2**20  # ranks, stages or pieces: more than the largest machine has
 _SIZES = ("bucket", "memory", "threshold", "slice", "credit")
 _ORDER = (
     "dp", "ratio", "tp", "sequence", "pp", "schedule", "chunks", "pairs", "micro", "slices", "stages", "partition",
@@ -98,6 +100,8 @@ def parse(line: str) -> Request:
 
 def settled(request: Request, asked: str) -> Request:
     """A request with what an order of work that is given says: ranks and micro-batches."""
+    if (copies := _copies(request)) > _MOST:  # before tables of that many places are made
+        raise PlanError(asked, f"it asks for {copies:,} copies of stages, and {_MOST:,} are the most", "dp=2")
     if not request.order:
         return request
     given = known(tuple(request.order))
@@ -110,6 +114,12 @@ def settled(request: Request, asked: str) -> Request:
             why = f"{field}={getattr(request, field)}, and the order of work has {what}"
             raise PlanError(asked, why, f"{field}={said}, or leaving it out")
     return replace(request, schedule=GIVEN, order=given.lines, pp=given.ranks, micro=given.micro)
+
+
+def _copies(choices: Request | Plan) -> int:
+    """Of stages, on all ranks together."""
+    counts = (choices.dp, choices.pp, choices.chunks, choices.pairs, choices.tp, max(choices.spread or (1,)))
+    return math.prod(count or 1 for count in counts)
 
 
 def _value(field: str, value: str, line: str) -> Any:
@@ -313,9 +323,26 @@ def from_json(data: dict[str, object], where: str = "plan") -> Plan:
     if isinstance(data, dict):
         data = {key: value for key, value in data.items() if key != "text"}
         if "placement" not in data:
-            made = files.from_json(Plan, {**data, "placement": []}, where)
+            made = _counted(files.from_json(Plan, {**data, "placement": []}, where), where)
             return replace(made, placement=usual_placement(made))
-    return files.from_json(Plan, data, where)
+    return _counted(files.from_json(Plan, data, where), where)
+
+
+def _counted(plan: Plan, where: str) -> Plan:
+    """The plan, if its numbers can be some of ranks, stages and bytes; whether it is legal is for `rules` to say."""
+    bad = untrue(plan)
+    if bad is not None:
+        raise InputError(f"{where}{bad[0]}", f"it is {bad[1]!r:.60}, and {POSSIBLE}", "1")
+    for name in ("dp", "pp", "micro", "chunks", "pairs", "tp", "blocks"):
+        if not 1 <= getattr(plan, name) <= _MOST:
+            raise InputError(f"{where}.{name}", f"it is {getattr(plan, name)}, and counts from 1 to {_MOST:,}", "1")
+    if min(plan.spread, default=1) < 1:
+        raise InputError(f"{where}.spread", f"it is {plan.spread}, and every stage has a rank or more", "[2, 1, 1]")
+    if any(rank >= _MOST for line in plan.placement for stage in line for rank in stage):
+        raise InputError(f"{where}.placement", f"ranks count from 0, and {_MOST:,} are the most", "leaving it out")
+    if (copies := _copies(plan)) > _MOST:
+        raise InputError(where, f"it asks for {copies:,} copies of stages, and {_MOST:,} are the most", '"dp": 1')
+    return plan
 
 
 assert set(_ORDER) == {f.name for f in fields(Request)} - {"key", "spread", "order"}

@@ -6,15 +6,20 @@ Its events bear the names of the program's operations, so that predicted against
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainplan import files
+from trainplan.amounts import MOST, POSSIBLE, untrue
+from trainplan.errors import InputError
 from trainplan.program.ops import SPECS, Kind, Lane
+
+MOST_RANKS = 2**20  # and steps: what has more was mistyped
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,34 @@ class Timeline:
 
     @staticmethod
     def load(path: str | Path) -> Timeline:
-        return files.from_json(Timeline, files.read(path, "timeline"))
+        where = f"timeline {path}"
+        return _checked(files.from_json(Timeline, files.read(path, "timeline"), where), where)
+
+
+def _checked(timeline: Timeline, where: str) -> Timeline:
+    """The timeline of a file, if it can be one. An operation of a measured one may end before it starts: the clocks of
+    two machines are never quite brought together."""
+    for place, value, expected in _faults(timeline):
+        raise InputError(f"{where}.{place}", f"it is {value!r:.60}, and {expected}", files.made_by("timeline"))
+    return timeline
+
+
+def _faults(timeline: Timeline) -> Iterator[tuple[str, Any, str]]:
+    bad = untrue(timeline, free=("start", "end"))
+    if bad is not None:
+        yield bad[0].lstrip("."), bad[1], POSSIBLE
+    for name in ("world", "steps"):
+        if not 1 <= getattr(timeline, name) <= MOST_RANKS:
+            yield name, getattr(timeline, name), f"a number from 1 to {MOST_RANKS:,} was expected"
+    for number, event in enumerate(timeline.events):
+        place = f"events[{number}]"
+        if event.rank >= timeline.world:
+            yield f"{place}.rank", event.rank, f"there are {timeline.world} ranks, from 0 on"
+        if event.kind not in Kind.__members__:
+            yield f"{place}.kind", event.kind, "there is no such kind of operation"
+        for name in ("start", "end"):
+            if not abs(getattr(event, name)) <= MOST:
+                yield f"{place}.{name}", getattr(event, name), "seconds were expected"
 
 
 def busy(events: list[Event], lane: Lane) -> float:
