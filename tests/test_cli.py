@@ -183,17 +183,6 @@ def test_nothing_fits_is_said(saved):
     assert "does not fit" in text
 
 
-@pytest.mark.parametrize("words", [("--memory", "1B"), ("--set", "memory=1B")])
-def test_a_byte_of_memory_is_too_little(words, saved):
-    """The margin leaves nothing of it, and shares of nothing cannot be told."""
-    text = call("recommend", saved, "--cluster", "2xTitanRTX", *words)
-    assert "nothing fits" in text
-    assert "try devices with" in text
-    if words[0] == "--set":
-        there = ("--cluster", "2xTitanRTX", *words)
-        assert "DOES NOT FIT" in call("predict", saved, "--plan", "dp=2", *there)
-
-
 def test_timelines_predicted_and_saved(saved, tmp_path):
     there = ("--cluster", "4xTitanRTX", "--batch", 16)
     drawn = call("timeline", saved, "--plan", "pp=2 micro=4", *there, "--width", 60)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainplan
+from synthetic import chain
 from tests.test_cli import call
 from tests.test_house import PACKAGE, modules
 from trainplan import errors, files
@@ -174,6 +175,18 @@ def test_what_makes_a_file_is_a_command(line: str) -> None:
     assert set(command[1:]) <= set(known.replace(":", " ").replace(",", " ").split()) | {"run"}
     for option in (word for word in words if word.startswith("-")):
         assert option in known
+
+
+# -- what nothing fits in ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("--memory", "1B"), ("--set", "memory=1B")])
+def test_a_byte_of_memory_is_too_little(words: tuple[str, str], tmp_path: Path) -> None:
+    """The margin leaves nothing of it, and shares of nothing cannot be told."""
+    chain(4).save(tmp_path / "p.json")
+    there = (tmp_path / "p.json", "--cluster", "2xcpu")
+    assert "; try devices with" in call("recommend", *there, *words)
+    assert "DOES NOT FIT" in call("predict", *there, "--plan", "dp=2", "--set", "memory=1B")
 
 
 # -- what people write ------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def test_every_key_changes_what_it_says_and_nothing_is_left_out():
     for key, value in VALUES.items():
         changed = with_overrides(start, {key: value})
         assert dataclasses.replace(changed, notes=()) != dataclasses.replace(start, notes=()), key
-        assert changed.notes == (*start.notes, f"changed: {key}={value}")
+        assert f"changed: {key}={value}" in changed.notes
     assert with_overrides(start, {}) is start
 
 
@@ -43,6 +43,51 @@ def test_links():
     assert start == cluster("2xtitan4")  # the original is as it was
 
 
+NVSWITCH, DGX = "NVSwitch 300 GB/s each way", "8 × A100-80 as in a DGX-A100: NVSwitch"
+LIST = "prices are list prices, good to an order of magnitude"
+BETWEEN = "network as given: Ethernet 100 Gb/s, 12.5 GB/s shared by the node"
+
+
+@pytest.mark.parametrize(
+    ("changes", "notes"),
+    [
+        (
+            {"link": "25GB/s"},
+            (
+                f"{DGX} (changed)", LIST, "changed: link=25GB/s",
+                "changed links: inside (NVSwitch) 300 → 25.0 GB/s; network (Ethernet 100 Gb/s) 12.5 → 25.0 GB/s",
+            ),
+        ),
+        (
+            {"inside": "25GB/s", "price": 2},
+            (
+                f"{DGX} (changed)", BETWEEN, "changed: inside=25GB/s price=2",
+                "changed links: inside (NVSwitch) 300 → 25.0 GB/s",
+            ),
+        ),
+        (
+            {"network_latency": "9us", "message": "2us"},
+            (
+                f"8 × A100-80 as in a DGX-A100: {NVSWITCH}", BETWEEN, LIST, "changed: network_latency=9us message=2us",
+                "changed links: inside (NVSwitch) 0 µs → 2.00 µs of the host a message; "
+                "network (Ethernet 100 Gb/s) 50.0 µs → 9.00 µs, 0 µs → 2.00 µs of the host a message",
+            ),
+        ),
+        ({"cores": 3}, (f"8 × A100-80 as in a DGX-A100: {NVSWITCH}", BETWEEN, LIST, "changed: cores=3")),
+    ],
+)  # fmt: skip
+def test_no_note_contradicts_what_was_changed(changes, notes):
+    assert with_overrides(cluster("2x8xA100-80+eth100"), changes).notes == notes
+
+
+def test_a_network_that_was_changed_is_no_longer_assumed():
+    fabric = with_overrides(cluster("2x8xH100-SXM"), {"network": "eth100"})
+    assert fabric.notes[0] == "8 × H100-SXM as in a DGX-H100: NVSwitch 450 GB/s each way"
+    start = cluster("2x4xT4")
+    assert "network assumed" in " ".join(start.notes)
+    assert "network assumed" not in " ".join(with_overrides(start, {"network": "1GB/s"}).notes)
+
+
 def test_devices_and_prices():
     start = cluster("2x8xA100-80")
     small = with_overrides(start, {"memory": "16GiB", "price": 1})
@@ -57,7 +102,8 @@ def test_devices_and_prices():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("links", "25GB/s", "a cluster has no 'links' to change. Try link"),
+        ("links", "25GB/s", f"a cluster has no 'links' to change; the keys are {', '.join(KEYS)}. Try link."),
+        ("qqq", "25GB/s", f"a cluster has no 'qqq' to change; the keys are {', '.join(KEYS)}. Try link."),
         ("link", "25GiB", "unknown unit 'GiB'"),
         ("link", "0GB/s", "it must be more than zero"),
         ("link", "25", "link=25: it has no unit. Try 25GB/s"),

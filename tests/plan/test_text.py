@@ -205,7 +205,7 @@ def test_a_placement_of_ones_own_is_kept() -> None:
 )  # fmt: skip
 def test_more_ranks_than_any_machine_has_are_refused_at_once(line: str) -> None:
     """A table of their places would take all memory before anything else is said."""
-    with pytest.raises(PlanError, match="copies of stages, and 1,048,576 are the most. Try dp=2"):
+    with pytest.raises(PlanError, match=r"copies of stages, and 1,048,576 are the most\. Try dp=2"):
         parse(line)
 
 

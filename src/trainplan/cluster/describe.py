@@ -17,6 +17,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from trainplan.cluster.cluster import Cluster, Device, Link, Node
+from trainplan.cluster.notes import IN_TABLE
 from trainplan.units import gb_per_s, gib, percent, seconds, significant, tflops
 
 
@@ -31,8 +32,7 @@ def describe(cluster: Cluster) -> str:
     rows += _measured(cluster)
     rows.append(("price", _price(cluster)))
     rows.append(("source", cluster.source or "not said"))
-    told = ("changed", "network assumed", "other processes", "what the engine")  # the rest is in the lines above
-    rows += [("note", note) for note in cluster.notes if note.startswith(told)]
+    rows += [("note", note) for note in cluster.notes if note.startswith(IN_TABLE)]  # the rest is in the lines above
     width = max(len(name) for name, _ in rows)
     return "\n".join(lines + [f"  {name:{width}}  {text}" for name, text in rows])
 

@@ -2,7 +2,7 @@
 
 >>> from trainplan.cluster.parse import cluster
 >>> slower = with_overrides(cluster("4xTitanRTX"), {"link": "8GB/s", "memory": "16GiB"})
->>> slower.link(0, 1).rate, slower.device(0).memory_bytes == 16 * 2**30, slower.notes[-1]
+>>> slower.link(0, 1).rate, slower.device(0).memory_bytes == 16 * 2**30, slower.notes[-2]
 (8000000000.0, True, 'changed: link=8GB/s memory=16GiB')
 """
 
@@ -14,8 +14,9 @@ from typing import Any
 
 from trainplan.cluster import catalogue
 from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
+from trainplan.cluster.notes import after_change
 from trainplan.cluster.sound import BACKENDS
-from trainplan.errors import InputError, nearest
+from trainplan.errors import InputError, closest
 from trainplan.units import parse_bytes, parse_rate, parse_seconds
 
 Value = str | float
@@ -30,7 +31,8 @@ def with_overrides(cluster: Cluster, overrides: Mapping[str, Value]) -> Cluster:
     """
     for key in overrides:
         if key not in KEYS:
-            raise InputError(f"{key}={overrides[key]}", f"a cluster has no {key!r} to change", nearest(key, KEYS))
+            why = f"a cluster has no {key!r} to change; the keys are {', '.join(KEYS)}"
+            raise InputError(f"{key}={overrides[key]}", why, closest(key, KEYS))
     result = cluster
     for key, value in overrides.items():
         _, change = KEYS[key]
@@ -40,9 +42,9 @@ def with_overrides(cluster: Cluster, overrides: Mapping[str, Value]) -> Cluster:
             raise InputError(f"{key}={value}", error.why or error.asked, error.instead) from None
     if not overrides:
         return cluster
-    said = " ".join(f"{key}={value}" for key, value in overrides.items())
+    said = [f"{key}={value}" for key, value in overrides.items()]
     stretched = tuple(_stretch(curve, cluster, result) for curve in cluster.collectives)
-    return replace(result, collectives=stretched, notes=(*cluster.notes, f"changed: {said}"))
+    return replace(result, collectives=stretched, notes=after_change(cluster, result, said))
 
 
 # -- links ---------------------------------------------------------------------------------------------------------

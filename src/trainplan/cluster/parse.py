@@ -30,10 +30,10 @@ from pathlib import Path
 
 from trainplan import files
 from trainplan.cluster import catalogue, reading
-from trainplan.cluster.cluster import Cluster, Link, Node
+from trainplan.cluster.cluster import Cluster, Node
 from trainplan.cluster.measured import KIND, device_named, measured_device, without_memory
+from trainplan.cluster.notes import ASSUMED, GIVEN, LIST_PRICES, network_words, node_note
 from trainplan.errors import InputError, nearest
-from trainplan.units import gb_per_s, significant
 
 DEFAULT_NETWORK = "eth10"  # between nodes that have no reference fabric
 MOST_DEVICES = 2**20  # more than the largest machine there is: beyond it a number was mistyped
@@ -98,20 +98,20 @@ def _short(text: str) -> Cluster:
         spelled = catalogue.canonical("device", name)
         nodes, node = _by_device(text, counts, spelled)
 
-    notes = [_node_note(node)]
+    notes = [node_note(node)]
     if plus:
         node = replace(node, network=catalogue.read_network(network, len(node.devices), text))
-        notes.append(f"network as given: {_network_words(node)}")
+        notes.append(f"{GIVEN}: {network_words(node)}")
     elif nodes == 1:
         node = replace(node, network=None)
     elif node.network is None:
         node = replace(node, network=catalogue.read_network(DEFAULT_NETWORK, len(node.devices), text))
-        notes.append(f"network assumed, as {node.name} has no reference one: {_network_words(node)}")
+        notes.append(f"{ASSUMED}, as {node.name} has no reference one: {network_words(node)}")
     else:
-        notes[0] += f"; network {_network_words(node)}"
+        notes[0] += f"; network {network_words(node)}"
     device = node.devices[0]
     if device.price_per_hour:
-        notes.append("prices are list prices, good to an order of magnitude")
+        notes.append(LIST_PRICES)
     return Cluster(
         name=text.replace(name, spelled, 1).replace("×", "x").replace(" ", ""),
         nodes=(node,) * nodes,
@@ -166,33 +166,6 @@ def _unknown(text: str, name: str) -> InputError:
     if Path(name).suffix:
         instead += "; a file's name ends in .yaml or .json"
     return InputError(text, f"there is no device or node type {name!r} in the catalogue", instead)
-
-
-def _node_note(node: Node) -> str:
-    """What the short name stood for, as a sentence."""
-    size, device = len(node.devices), node.devices[0]
-    words = f"{size} × {device.name} as in a {node.name}"
-    if size > 1:
-        words += f": {_link_words(node.inside)}"
-        kinds: dict[Link, list[str]] = {}
-        for pair in node.pairs:
-            kinds.setdefault(pair.link, []).append(f"{pair.a}–{pair.b}")
-        for link, between in kinds.items():
-            words += f", {_link_words(link)} between {' '.join(between)}"
-    return words
-
-
-def _link_words(link: Link) -> str:
-    assumed = " (assumed)" if link.source.startswith(("rate: assumed", "assumed")) else ""
-    return f"{link.name} {significant(link.rate / 1e9)} GB/s each way{assumed}"
-
-
-def _network_words(node: Node) -> str:
-    network = node.network
-    if network is None:
-        return "none"
-    whose = "shared by the node" if network.shared else "a device"
-    return f"{network.name}, {gb_per_s(network.rate)} {whose}"
 
 
 def local_device(text: str) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainplan import files
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.describe import describe
+from trainplan.cluster.notes import IN_TABLE
 from trainplan.plan.text import brief, title
 from trainplan.predict.occupancy import Occupancy
 from trainplan.predict.predict import MEMORY_MARGIN, Prediction
@@ -81,7 +82,7 @@ class Described:
     path: str = ""
 
     def __str__(self) -> str:
-        notes = "".join(f"\n  {note}" for note in self.cluster.notes)
+        notes = "".join(f"\n  {note}" for note in self.cluster.notes if not note.startswith(IN_TABLE))
         return describe(self.cluster) + notes + (f"\nsaved to {self.path}" if self.path else "")
 
     def to_json(self) -> dict[str, Any]:
