@@ -24,7 +24,6 @@ TALKS = ("forward_talk", "backward_talk")
 EXCHANGES = ("all_reduce", "reduce_scatter", "all_gather")
 CUTS = ("", "all", "rows", "inner", "columns")
 WORDS = {"sequence": ("off", "on"), "recompute": ("none", "selective")}
-EXCHANGES = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 def checked(profile: Profile, where: str) -> Profile:
