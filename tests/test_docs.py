@@ -4,6 +4,8 @@ import importlib.util
 import itertools
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +15,8 @@ from typer.testing import CliRunner
 
 from trainplan import cli
 from trainplan.bench.pool import stop_pools
+from trainplan.cluster.overrides import KEYS, with_overrides
+from trainplan.cluster.parse import cluster as parse_cluster
 from trainplan.cluster.probe.probe import probe
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +55,35 @@ def test_command(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     done = CliRunner().invoke(cli.app, shlex.split(line)[1:], catch_exceptions=False)
     assert done.exit_code == 0, done.output[-4000:]
     assert done.stdout.strip()
+
+
+STARTS = re.compile(r"```sh\n(trainplan run [^\n]* --dry-run [^\n]*)\n(torchrun [^\n]*)\n```")
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_a_job_is_started_by_torchrun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every torchrun line of the docs follows the command that writes its job."""
+    page = (ROOT / "docs" / "guide.md").read_text()
+    pairs = STARTS.findall(page)
+    assert len(pairs) == len(re.findall(r"^torchrun ", page, re.MULTILINE)) == 1
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    for writes, starts in pairs:
+        prepared = CliRunner().invoke(cli.app, shlex.split(writes)[1:], catch_exceptions=False)
+        line = [sys.executable, "-m", "torch.distributed.run", *shlex.split(starts)[1:]]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, prepared.output + done.stderr[-4000:]
+        assert "step 4/4" in done.stdout
+        assert (folder / "by-hand" / "rank-1.json").is_file()
+
+
+def test_the_guide_has_every_key_of_a_change() -> None:
+    page = (ROOT / "docs" / "guide.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| `\1=(\S+)` \|$", page, re.MULTILINE)
+    assert [(key, what) for key, what, _ in rows] == [(key, what) for key, (what, _) in KEYS.items()]
+    start = parse_cluster("2x8xA100-80")
+    for key, _, value in rows:
+        assert f"changed: {key}={value}" in with_overrides(start, {key: value}).notes
 
 
 def test_make_targets_named_in_the_docs_exist() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -18,8 +19,10 @@ from synthetic import chain
 from tests.test_cli import call
 from tests.test_house import PACKAGE, modules
 from trainplan import errors, files
-from trainplan.cluster import reading
+from trainplan.cluster import reading, yaml_form
 from trainplan.cluster.yaml_form import read_cluster
+from trainplan.engine import worker
+from trainplan.engine.job import Job
 from trainplan.engine.trainer import build
 from trainplan.errors import InputError, PlanError, TrainplanError
 from trainplan.plan.plan import plan
@@ -209,6 +212,9 @@ CARD = {"name": "Mine", "memory": "8GiB", "memory_rate": "300GB/s", "flops": {"f
 @pytest.mark.parametrize(
     ("change", "instead"),
     [
+        ({"pairs": 3}, "[{between: [0, 1], link: nvlink2}]"),
+        ({"pairs": [{"between": [[0, 1], 2], "link": "nvlink2"}]}, "[0, 1]"),
+        ({"pairs": [{"between": 2, "link": "nvlink2"}]}, "[0, 1]"),
         ({"devices": [{k: v for k, v in CARD.items() if k != "memory"}]}, "memory: 24GiB; or device: "),
         ({"devices": [{k: v for k, v in CARD.items() if k != "flops"}]}, "flops: {fp32: 15TFLOP/s}; or device: "),
         ({"pairs": [{"between": [0, 2], "link": "nvlink2"}]}, "devices 0 to 1"),
@@ -222,6 +228,27 @@ def test_a_cluster_file_is_told_what_it_takes(change: dict, instead: str) -> Non
     with pytest.raises(InputError) as caught:
         read_cluster({"nodes": [{**NODE, **change}]}, "mine.yaml")
     assert caught.value.instead.startswith(instead)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "instead"),
+    [
+        ("nodes", 3, "[{type: DGX-H100, count: 2}], or [{devices: [4x T4], inside: pcie3}]"),
+        ("collectives", 3, "[{op: all_reduce, ranks: 2, "),
+        ("notes", 3, '["…"], texts in quotes'),
+    ],
+)
+def test_a_list_in_a_cluster_file_is_shown(key: str, value: Any, instead: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_cluster({"nodes": [NODE], key: value}, "mine.yaml")
+    assert caught.value.instead.startswith(instead)
+
+
+def test_lists_that_are_shown_are_taken() -> None:
+    for nodes in yaml_form._NODES.split(", or "):
+        assert read_cluster({"nodes": [{"network": "eth10", **yaml.safe_load(nodes)[0]}]}, "mine.yaml").world > 1
+    curves = yaml.safe_load(yaml_form._CURVES)
+    assert read_cluster({"nodes": [NODE], "collectives": curves}, "mine.yaml").collectives
 
 
 # -- models from Python -----------------------------------------------------------------------------------------------
@@ -239,4 +266,33 @@ def test_a_plan_of_more_ranks_says_how_to_start_them() -> None:
     with pytest.raises(PlanError) as caught:
         build(plan(dp=2), load("gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16,batch=4"))
     assert caught.value.why == "it needs 2 ranks, and 1 was started"
-    assert caught.value.instead == "torchrun --nproc-per-node 2, or a plan of 1, such as single"
+    assert caught.value.instead == "torchrun --nproc-per-node 2 FILE, or a plan of 1, such as single"
+
+
+@pytest.mark.parametrize(("line", "count"), [("dp=2", 2), ("pp=2 dp=3", 6), ("dp=2,1 pp=2", 3), ("ps-bsp dp=2", 3)])
+def test_a_line_of_more_ranks_in_a_process_alone_says_how_to_start_them(line: str, count: int, monkeypatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(PlanError, match="this process is alone: torchrun did not start it") as caught:
+        trainplan.build(line, nn.Linear(2, 2), "cross_entropy", inputs=(torch.zeros(8, 2), torch.zeros(8).long()))
+    assert caught.value.instead == f"torchrun --nproc-per-node {count} FILE, or a plan of 1, such as single"
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_torchrun_starts_wants_a_job_and_says_what_makes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        worker.main(["odd.py:conv"])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "it is not a job file" in said
+    assert "Try trainplan run odd.py:conv --plan PLAN --dry-run --out FOLDER, which writes FOLDER/job.json" in said
+
+
+@pytest.mark.parametrize("field", ["batch", "steps"])
+def test_a_job_of_nothing_is_refused(field: str, tmp_path: Path) -> None:
+    path = dataclasses.replace(Job("gpt", {}, 8, 3, str(tmp_path)), **{field: 0}).save()
+    with pytest.raises(InputError) as caught:
+        Job.load(path)
+    assert caught.value.asked == f"job {path}.{field}"
+    assert "--dry-run" in caught.value.instead

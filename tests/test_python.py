@@ -100,12 +100,14 @@ def test_the_python_of_the_guide_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_open_choices_are_made_for_the_device_that_is_asked_for(monkeypatch):
+    from trainplan.plan.text import parse
     from trainplan.situation import ranks
 
+    monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert ranks(16, "cpu") == "16xcpu"
+    assert ranks(parse("dp=16"), 16, "cpu") == "16xcpu"
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    assert ranks(16, "cuda") == "2x8xH100-SXM"
+    assert ranks(parse("dp=16"), 16, "cuda") == "2x8xH100-SXM"
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Nobody's 3000")
     with pytest.warns(UserWarning, match="not in the catalogue"):
-        assert ranks(16, "cuda") == "16xcpu"
+        assert ranks(parse("dp=16"), 16, "cuda") == "16xcpu"

@@ -56,7 +56,8 @@ def _found(value: Any, free: Collection[str], most: float, place: str) -> tuple[
     elif isinstance(value, Mapping):
         inside = [(f".{key}", item, most) for key, item in value.items()]
     elif is_dataclass(value):
-        own = [name for name in _names(value.__class__) if name not in free]
+        kind: Any = type(value)
+        own = [name for name in _names(kind) if name not in free]
         inside = [(f".{name}", getattr(value, name), _most(name)) for name in own]
     return next(filter(None, (_found(item, free, limit, place + more) for more, item, limit in inside)), None)
 

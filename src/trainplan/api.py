@@ -441,7 +441,7 @@ def build(
     workload = load(model, **{key: value for key, value in given.items() if value is not None})
     world = join(backend)[1] if "WORLD_SIZE" in os.environ else 1
     if not isinstance(plan, Plan):
-        place = parse_cluster(ranks(world, device))
+        place = parse_cluster(ranks(plan, world, device))
         plan = resolve(plan, estimate(workload, place.device(0)), place, workload.batch)
     own = model if isinstance(model, nn.Module) else None
     return assemble(

@@ -40,6 +40,7 @@ MADE_BY = {  # what writes the files that people have in their hands
     "timeline": "trainplan run MODEL --plan PLAN --out FOLDER",
     "checkpoint": "trainplan run MODEL --plan PLAN --save-every 10 --out FOLDER",
     "bench": "trainplan bench run",
+    "job": "trainplan run MODEL --plan PLAN --dry-run --out FOLDER",
     "staleness": "trainplan study staleness -o staleness.json",
 }
 

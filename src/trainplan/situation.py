@@ -299,8 +299,9 @@ def torch_device(s: Situation) -> str:
     return here
 
 
-def ranks(world: int, device: str) -> str:
-    """The short form of the cluster that the ranks are on, as far as torchrun tells."""
+def ranks(asked: Request, world: int, device: str) -> str:
+    """The short form of the cluster that the ranks are on, as far as torchrun tells; refused where a plan needs several
+    and it started none."""
     import os
     import warnings
 
@@ -309,6 +310,13 @@ def ranks(world: int, device: str) -> str:
     from trainplan.cluster import catalogue
     from trainplan.profile.machine import name_of as device_name
 
+    needs = _least_ranks(asked)
+    if needs > 1 and "WORLD_SIZE" not in os.environ:
+        from trainplan.plan.text import brief
+
+        why = f"it needs {needs} ranks, and this process is alone: torchrun did not start it"
+        instead = f"torchrun --nproc-per-node {needs} FILE, or a plan of 1, such as single"
+        raise PlanError(f"plan {brief(asked)!r}", why, instead)
     name = device_name(torch.device(device))
     if name == "cpu":
         return f"{world}xcpu"
@@ -319,3 +327,12 @@ def ranks(world: int, device: str) -> str:
         return f"{world}xcpu"
     a_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     return f"{world // a_node}x{a_node}x{name}" if world % a_node == 0 else f"{world}x{name}"
+
+
+def _least_ranks(asked: Request) -> int:
+    """Ranks that a request cannot do without, whatever it leaves open."""
+    from trainplan.plan.served import AT_SERVERS
+
+    stages = sum(asked.spread) if asked.spread else asked.pp or 1
+    servers = asked.servers or int(asked.exchange in AT_SERVERS)
+    return (asked.dp or 1) * stages * (asked.tp or 1) + servers

@@ -69,8 +69,10 @@ BETWEEN = "network as given: Ethernet 100 Gb/s, 12.5 GB/s shared by the node"
             {"network_latency": "9us", "message": "2us"},
             (
                 f"8 × A100-80 as in a DGX-A100: {NVSWITCH}", BETWEEN, LIST, "changed: network_latency=9us message=2us",
-                "changed links: inside (NVSwitch) 0 µs → 2.00 µs of the host a message; "
-                "network (Ethernet 100 Gb/s) 50.0 µs → 9.00 µs, 0 µs → 2.00 µs of the host a message",
+                (
+                    "changed links: inside (NVSwitch) 0 µs → 2.00 µs of the host a message; "
+                    "network (Ethernet 100 Gb/s) 50.0 µs → 9.00 µs, 0 µs → 2.00 µs of the host a message"
+                ),
             ),
         ),
         ({"cores": 3}, (f"8 × A100-80 as in a DGX-A100: {NVSWITCH}", BETWEEN, LIST, "changed: cores=3")),

@@ -316,18 +316,19 @@ def read_network(data: Any, devices: int, where: str) -> Link:
 def read_pairs(data: Any, where: str) -> tuple[Pair, ...]:
     """Pairs of devices with a link of their own: a list of `{between: [0, 1] or [[0, 1], [2, 3]], link: …}`."""
     pairs: list[Pair] = []
-    for number, item in enumerate(reading.items(data, where) if data else []):
+    for number, item in enumerate(reading.items(data, where, "[{between: [0, 1], link: nvlink2}]") if data else []):
         place = f"{where}[{number}]"
         item = reading.mapping(item, place, ("between", "link", "lanes"))
         if not {"between", "link"} <= set(item):
             raise InputError(place, "a pair needs 'between' and 'link'", "{between: [0, 1], link: nvlink2}")
-        between = reading.items(item["between"], f"{place}.between")
+        between = reading.items(item["between"], f"{place}.between", "[0, 1]")
         chosen = read_link(item["link"], f"{place}.link")
         if "lanes" in item:
             lanes, _ = reading.sourced(item["lanes"], f"{place}.lanes", lambda value: reading.whole(value, 1))
             chosen = replace(chosen, rate=chosen.rate * lanes, name=f"{lanes} × {chosen.name}")
         for ends in between if isinstance(between[0], list) else [between]:
-            if len(ends) != 2 or not all(isinstance(end, int) and end >= 0 for end in ends) or ends[0] == ends[1]:
+            whole = isinstance(ends, list) and all(isinstance(end, int) and end >= 0 for end in ends)
+            if not whole or len(ends) != 2 or ends[0] == ends[1]:
                 raise InputError(f"{place}.between", f"two different devices were expected, found {ends}", "[0, 1]")
             pairs.append(Pair(min(ends), max(ends), chosen))
     return tuple(pairs)

@@ -155,9 +155,10 @@ def flag(data: Any, where: str) -> bool:
     return data
 
 
-def items(data: Any, where: str) -> list[Any]:
-    """A list with something in it."""
+def items(data: Any, where: str, like: str = "") -> list[Any]:
+    """A list with something in it; `like`: such a one, where what was given is no item of it."""
     if not isinstance(data, list) or not data:
-        instead = f"[{data}]" if isinstance(data, str | int | float) else "[…], with one item or more"
+        alone = f"[{data}]" if isinstance(data, str | int | float) else "[…], with one item or more"
+        instead = like or alone
         raise InputError(where, f"a list with at least one item was expected, found {data!r:.60}", instead)
     return data

@@ -49,6 +49,9 @@ _DEVICE_KEYS = (
     "device", "name", "count", "flops", "memory", "memory_rate", "host_link", "context", "price", "processors",
     "efficiency", "capability", "file",
 )  # fmt: skip
+# Such as would do, for what is said where something else stands.
+_NODES = "[{type: DGX-H100, count: 2}], or [{devices: [4x T4], inside: pcie3}]"
+_CURVES = "[{op: all_reduce, ranks: 2, bytes: [1MB, 16MB], seconds: [1ms, 9ms]}]"
 _COUNTED = re.compile(r"(?:(\d+)\s*x\s*)?(\S+)$")
 
 
@@ -62,9 +65,9 @@ def read_cluster(data: Any, where: str) -> Cluster:
     """The cluster that the content of a YAML file describes; `where` names it in errors."""
     data = reading.mapping(data, where, _CLUSTER_KEYS)
     if "nodes" not in data:
-        raise InputError(where, "the key 'nodes' is missing", "nodes: [{type: DGX-H100, count: 2}]")
+        raise InputError(where, "the key 'nodes' is missing", f"nodes: {_NODES}")
     nodes: list[Node] = []
-    for number, item in enumerate(reading.items(data["nodes"], f"{where}: nodes")):
+    for number, item in enumerate(reading.items(data["nodes"], f"{where}: nodes", _NODES)):
         nodes += _read_nodes(item, f"{where}: nodes[{number}]", Path(where).parent)
     if len(nodes) > 1:
         for node in nodes:
@@ -85,7 +88,7 @@ def read_cluster(data: Any, where: str) -> Cluster:
         hosts=_read_numbers(data.get("hosts", []), f"{where}: hosts"),
         dispatch_s=reading.sourced(data.get("dispatch", 0), f"{where}: dispatch", parse_seconds)[0],
         source=reading.text(data.get("source", f"file {where}"), f"{where}: source"),
-        notes=tuple(reading.text(note, f"{where}: notes") for note in data.get("notes") or []),
+        notes=_read_notes(data.get("notes"), f"{where}: notes"),
         slowdown_of_two=_read_slowdown(data["slowdown_of_two"], f"{where}: slowdown_of_two")
         if "slowdown_of_two" in data
         else None,
@@ -197,13 +200,12 @@ def _read_slowdown(data: Any, where: str) -> Slowdown:
 
 def _read_collectives(data: Any, where: str) -> tuple[Curve, ...]:
     curves = []
-    for number, item in enumerate(reading.items(data, where) if data else []):
+    for number, item in enumerate(reading.items(data, where, _CURVES) if data else []):
         place = f"{where}[{number}]"
         item = reading.mapping(item, place, ("op", "ranks", "bytes", "seconds", "groups"))
         missing = {"op", "ranks", "bytes", "seconds"} - set(item)
         if missing:
-            whole = "{op: all_reduce, ranks: 2, bytes: [1MB, 16MB], seconds: [1ms, 9ms]}"
-            raise InputError(place, f"missing: {', '.join(sorted(missing))}", whole)
+            raise InputError(place, f"missing: {', '.join(sorted(missing))}", _CURVES[1:-1])
         sizes = [parse_bytes(value) for value in reading.items(item["bytes"], f"{place}.bytes")]
         times = [parse_seconds(value) for value in reading.items(item["seconds"], f"{place}.seconds")]
         if len(sizes) != len(times) or sizes != sorted(set(sizes)):
@@ -212,6 +214,11 @@ def _read_collectives(data: Any, where: str) -> tuple[Curve, ...]:
         groups, _ = reading.sourced(item.get("groups", 1), f"{place}.groups", lambda value: reading.whole(value, 1))
         curves.append(Curve(reading.text(item["op"], f"{place}.op"), ranks, tuple(sizes), tuple(times), groups))
     return tuple(curves)
+
+
+def _read_notes(data: Any, where: str) -> tuple[str, ...]:
+    notes = reading.items(data, where, '["…"], texts in quotes') if data else []
+    return tuple(reading.text(note, where) for note in notes)
 
 
 def _read_numbers(data: Any, where: str) -> tuple[float, ...]:

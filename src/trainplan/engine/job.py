@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import files
+from trainplan.errors import InputError
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 
@@ -45,7 +46,12 @@ class Job:
 
     @staticmethod
     def load(path: str | Path) -> Job:
-        return files.from_json(Job, files.read(path, "job"))
+        job = files.from_json(Job, files.read(path, "job"), f"job {path}")
+        for name in ("batch", "steps"):
+            if getattr(job, name) < 1:
+                why = f"it is {getattr(job, name)}, and counts from 1"
+                raise InputError(f"job {path}.{name}", why, files.made_by("job"))
+        return job
 
     def the_plan(self) -> Plan:
         return plan_text.from_json(self.plan)

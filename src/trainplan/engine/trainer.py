@@ -101,7 +101,7 @@ class Trainer:
         if plan.world != world:
             why = f"it needs {plan.world} ranks, and {world} {'was' if world == 1 else 'were'} started"
             fits = "single" if world == 1 else f"dp={world}"
-            instead = f"torchrun --nproc-per-node {plan.world}, or a plan of {world}, such as {fits}"
+            instead = f"torchrun --nproc-per-node {plan.world} FILE, or a plan of {world}, such as {fits}"
             raise PlanError(f"plan {brief(plan)!r}", why, instead)
         self.is_asynchronous = plan.exchange in ASYNCHRONOUS
         if self.is_asynchronous and backend == "nccl":

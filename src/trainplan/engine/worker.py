@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -32,7 +33,7 @@ from trainplan.engine.nodes import agree, hand_over
 from trainplan.engine.recorder import now
 from trainplan.engine.trainer import StepResult, Trainer, build
 from trainplan.engine.world import join, leave, tell, told
-from trainplan.errors import TrainplanError
+from trainplan.errors import InputError, TrainplanError
 from trainplan.plan.decided import DECIDED
 from trainplan.plan.rules import of_replicas
 from trainplan.profile.machine import keep_memory
@@ -48,9 +49,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the job whose file is the only argument."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if len(arguments) != 1:
-        sys.exit("usage: torchrun --nproc-per-node N -m trainplan.run JOB.json (written by trainplan run --dry-run)")
+        sys.exit(
+            f"usage: torchrun --nproc-per-node N -m trainplan.run FOLDER/job.json ({files.MADE_BY['job']} writes it)"
+        )
     try:
-        job = Job.load(arguments[0])
+        job = _job(arguments[0])
     except TrainplanError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -77,6 +80,15 @@ def main(arguments: list[str] | None = None) -> None:
             os._exit(2 if isinstance(error, TrainplanError) else 1)
         finally:
             sys.stdout, sys.stderr = plain
+
+
+def _job(path: str) -> Job:
+    """The job of a file; whoever names a model here is told what makes one."""
+    if not path.endswith(".json"):
+        line = files.MADE_BY["job"].replace("MODEL", shlex.quote(path))
+        why = "it is not a job file, and that is what torchrun starts ranks with"
+        raise InputError(path, why, f"{line}, which writes FOLDER/job.json and says how to start it")
+    return Job.load(path)
 
 
 def _told(error: BaseException) -> str:
