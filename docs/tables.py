@@ -20,7 +20,7 @@ MACHINES = {  # what is told together of them
     "two cores": ("accuracy-2-cores",),
     "sixteen cores": ("accuracy-16-cores", "accuracy-16-cores-gpt", "orders-cores", "exchanges-cores"),
     "slices of an H200": ("orders-gpu", "exchanges-gpu", "exchanges-gpu-gpt", "exchanges-gpu-mobilenet"),
-    "two cores, 1 Gbit/s": (*SLOW, *(f"{name}-servers" for name in SLOW)),
+    "two cores, 1 Gbit/s": (*SLOW, *(f"{name}-servers" for name in SLOW), "exchanges-slow-four"),
 }
 ACCURACY = tuple(name for names in MACHINES.values() for name in names)
 ESTIMATED = "estimates-blind"  # on one device, by a file of it
