@@ -192,6 +192,35 @@ def test_a_byte_of_memory_is_too_little(words: tuple[str, str], tmp_path: Path) 
     assert "DOES NOT FIT" in call("predict", *there, "--plan", "dp=2", "--set", "memory=1B")
 
 
+# -- numbers that nothing has ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--batch", 10**11), "a step of more than 100,000,000 samples is none"),
+        (("--batch", 10**21), "a step of more than 100,000,000 samples is none"),
+        (("--set", "memory=1e30GiB"), "that would be 1.07e+39"),
+        (("--set", "latency=1e300s"), "that would be 1e+300"),
+        (("--set", "slowdown=1e300"), "that would be 1e+300"),
+        (("--set", "cores=1e30"), "that would be 1e+30"),
+    ],
+)
+def test_a_number_that_was_mistyped_is_refused(words: tuple[str, object], why: str, tmp_path: Path) -> None:
+    """It took all memory, or an answer of nonsense was made of it."""
+    chain(4).save(tmp_path / "p.json")
+    with pytest.raises(TrainplanError) as caught:
+        call("recommend", tmp_path / "p.json", "--cluster", "2xcpu", *words)
+    assert caught.value.why.startswith(why)
+
+
+@pytest.mark.parametrize(("option", "number"), [("--width", 10**9), ("--steps", 10**11)])
+def test_a_drawing_has_an_end(option: str, number: int, tmp_path: Path) -> None:
+    chain(4).save(tmp_path / "p.json")
+    with pytest.raises(InputError, match=r"nobody reads more|the timeline has no such step"):
+        call("timeline", tmp_path / "p.json", "--cluster", "2xcpu", "--plan", "dp=2", option, number)
+
+
 # -- what people write ------------------------------------------------------------------------------------------------
 
 

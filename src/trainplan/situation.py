@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainplan.profile.profile import Profile
     from trainplan.workload.workload import Workload
 
+MOST_SAMPLES = 10**8  # of a step: beyond it a number was mistyped, and ways to cut it would take all memory
 Changes = Sequence[str] | Mapping[str, str]
 
 
@@ -158,6 +159,8 @@ def situation(
 
     if batch is not None and batch < 1:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
+    if batch is not None and batch > MOST_SAMPLES:
+        raise PlanError(f"batch {batch:,}", f"a step of more than {MOST_SAMPLES:,} samples is none", "--batch 32")
     known: Any = profile
     if known is None and has_profile(model, None):
         known = model

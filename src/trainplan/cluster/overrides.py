@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from trainplan.amounts import POSSIBLE, untrue
 from trainplan.cluster import catalogue
 from trainplan.cluster.cluster import Cluster, Curve, Device, Link, Node
 from trainplan.cluster.notes import after_change
@@ -40,6 +41,8 @@ def with_overrides(cluster: Cluster, overrides: Mapping[str, Value]) -> Cluster:
             result = change(result, key, value)
         except InputError as error:
             raise InputError(f"{key}={value}", error.why or error.asked, error.instead) from None
+        if bad := untrue(result):
+            raise InputError(f"{key}={value}", f"that would be {bad[1]:.3g}, and {POSSIBLE}", "a smaller number")
     if not overrides:
         return cluster
     said = [f"{key}={value}" for key, value in overrides.items()]

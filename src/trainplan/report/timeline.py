@@ -32,6 +32,7 @@ LETTERS = {
 }
 TALK, MEET, IDLE, ELSEWHERE, ON = "~", "|", ".", " ", "-"
 _MOST_LINES = 64
+MOST_WIDE = 100_000
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,15 @@ def draw(timeline: Timeline, width: int = 100, step: int | None = None, steps: i
     """The drawing, `width` characters across, of so many steps from `step` on (None: from the first there is)."""
     if width < 10:
         raise InputError(f"width {width}", "a timeline needs at least 10 characters", "100")
+    if width > MOST_WIDE:
+        raise InputError(f"width {width}", f"nobody reads more than {MOST_WIDE:,} characters across", "100, or --trace")
     named = [(e, parse(e.name)) for e in timeline.events]
     known = sorted({key.step for _, key in named})
     if not known:
         raise InputError("timeline", "there is no operation in it", files.made_by("timeline"))
     first = known[0] if step is None else step
     wanted = range(first, first + steps)
-    if steps < 1 or not set(wanted) <= set(known):
+    if not 1 <= steps <= len(known) or not set(wanted) <= set(known):
         asked = f"step {first}" if steps == 1 else f"{steps} steps from step {first} on"
         there = f"it has {len(known)}, from {known[0]} to {known[-1]}"
         raise InputError(asked, f"the timeline has no such step: {there}", f"step {known[-1]}")
