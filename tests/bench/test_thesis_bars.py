@@ -18,7 +18,7 @@ from trainplan.bench.results import Outcome, read
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 BARS = {"single": 0.15, "horovod": 0.15, "torchgpipe-as-found": 0.20}
 NOISE = 2.0  # times its floor
-SHORT = DATA / "suite-slices"
+SHORT, HARD = DATA / "suite-slices", DATA / "suite-hard-2-cores"
 
 
 def misses(outcomes: Sequence[Outcome]) -> list[str]:
@@ -40,7 +40,11 @@ def covered(outcomes: Sequence[Outcome]) -> set[tuple[str, str]]:
 
 def test_results_that_are_kept() -> None:
     """Every case of the suite that is among the data: none is further off than the thesis was."""
-    kept = [path for path in sorted(DATA.rglob("*.json")) if files.kind(path) == "bench" and path.parent != SHORT]
+    kept = [
+        path
+        for path in sorted(DATA.rglob("*.json"))
+        if files.kind(path) == "bench" and path.parent not in (SHORT, HARD)
+    ]
     assert kept
     assert misses(read(kept)) == []
 
@@ -49,6 +53,17 @@ def test_results_that_are_kept() -> None:
 def test_results_where_batches_were_copied_unasked() -> None:
     """The same of four slices of a GPU (docs/bench.md): not reached in that run."""
     assert misses(read([SHORT])) == []
+
+
+@pytest.mark.xfail(strict=True, reason="MobileNet v2 alone, beside a worker that is held up: 17.5 %, noise floor 3.6")
+def test_results_where_it_matters_what_is_chosen() -> None:
+    """Of the cases with conditions one row is over its bar (docs/bench.md)."""
+    assert misses(read([HARD])) == []
+
+
+def test_no_other_row_of_these_is_over_its_bar() -> None:
+    (row,) = misses(read([HARD]))
+    assert row.startswith("single on mobilenetv2:cifar10 x2, half of them 2 times slower")
 
 
 @pytest.mark.slow
