@@ -50,11 +50,18 @@ def test_where_it_matters_what_is_chosen_the_pick_is_the_fastest_or_as_good() ->
 
 
 def test_where_it_matters_what_is_chosen_steps_take_as_long_as_predicted() -> None:
-    """None is off by 25 %, and half of each system's within 10; of `single` the median is 10.4 (docs/bench.md)."""
     found = api.bench_accuracy([str(KEPT / "suite-hard-2-cores")]).to_json()["errors"]
     for row in found["system"]:
-        assert row["median"] <= (0.105 if row["group"] == "single" else max(0.1, 2 * row["noise"])), row
         assert abs(row["worst"]) < 0.25, row
+        if row["group"] != "single":
+            assert row["median"] <= max(0.1, 2 * row["noise"]), row
+
+
+@pytest.mark.xfail(strict=True, reason="10.4 %, noise floor 4.7 (docs/bench.md)")
+def test_where_it_matters_what_is_chosen_one_device_takes_as_long_as_predicted() -> None:
+    found = api.bench_accuracy([str(KEPT / "suite-hard-2-cores")]).to_json()["errors"]
+    (row,) = (row for row in found["system"] if row["group"] == "single")
+    assert row["median"] <= max(0.1, 2 * row["noise"])
 
 
 def test_on_slices_hosts_that_issue_split_passes_are_not_idle() -> None:

@@ -293,16 +293,23 @@ def test_small_micro_batches_cost_more_in_one_process() -> None:
 
 @pytest.mark.slow
 def test_what_table_6_1_would_take() -> None:
-    """A host that is twice as slow as the one that our constants are from: then the seconds come out, too, within 8 %,
-    their ratios within 6, and the row that is lost is as a law through A, B and C has it. It cannot be the whole truth:
-    see below."""
+    """A host that is twice as slow as the one that our constants are from: then the seconds come out, too (but B's, see
+    below), their ratios within 6 %, and the row that is lost is as a law through A, B and C has it. It cannot be the
+    whole truth: see the last test."""
     found = epochs(in_one_process(processes(), 4, slower=2.0))
-    for name, seconds in SECONDS.items():
-        assert found[name] == pytest.approx(seconds, rel=0.08)
+    for name in ("A", "C"):
+        assert found[name] == pytest.approx(SECONDS[name], rel=0.05)
     for name in ("B", "C"):
         assert found[name] / found["A"] == pytest.approx(SECONDS[name] / SECONDS["A"], rel=0.06)
     assert found["E"] == pytest.approx(1382, rel=0.05)
     assert found["E"] > 1.2 * found["B"]
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="B takes 5.8 % less than published")
+def test_what_table_6_1_would_take_of_b() -> None:
+    found = epochs(in_one_process(processes(), 4, slower=2.0))
+    assert found["B"] == pytest.approx(SECONDS["B"], rel=0.05)
 
 
 @pytest.mark.slow
