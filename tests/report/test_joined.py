@@ -75,25 +75,29 @@ def test_workers_of_asynchronous_servers_have_the_mean_of_all_their_steps():
         assert sum(s.seconds for s in step.shares if s.rank == rank) == pytest.approx(step.seconds)
 
 
-def test_a_step_that_was_begun_ahead_of_others_is_not_joined():
-    """Rank 0 is frozen: predicted it begins the next step at once, measured the reference kernel keeps it. That its
-    forward pass begins before the other's optimizer is no crossing of steps, which is a matter of one rank's list."""
+def test_where_one_rank_goes_ahead_of_the_others_each_has_steps_of_its_own():
+    """Rank 0 is frozen: it waits for nobody, and is through with all steps before the other is with the first."""
 
     def events(begins):
         for step, (first, second) in enumerate(begins):
             mark = f"@{step}" if step else ""
             yield f"0F0{mark}", "F", 0, first, first + 1
+            yield f"1RECV_F0{mark}", "RECV_F", 1, second, second
             for kind, start, end in (("F", 0, 1), ("B", 1, 3), ("STEP", 3, 4)):
                 micro = "" if kind == "STEP" else "0"
                 yield f"1{kind}{micro}{mark}", kind, 1, second + start, second + end
 
-    predicted = timeline("predicted", *events([(0, 1), (1, 5)]), world=2, steps=2)
-    measured = timeline("measured", *events([(0, 1), (7, 8), (14, 15)]), world=2, steps=3)
-    assert [(step.seconds, step.ahead) for step in steps(predicted)] == [(5, False), (8, True)]
-    assert [(step.seconds, step.ahead) for step in steps(measured)] == [(5, False)] * 3
+    predicted = timeline("predicted", *events([(0, 1), (1, 5), (2, 9)]), world=2, steps=3)
+    measured = timeline("measured", *events([(0, 1), (1, 6), (3, 11), (4, 16)]), world=2, steps=4)
+    assert [step.seconds for step in steps(predicted)] == [4, 4]
+    assert [step.seconds for step in steps(measured)] == [5, 5, 5]
+    for step in (*steps(predicted), *steps(measured)):
+        for rank in range(2):
+            assert sum(s.seconds for s in step.shares if s.rank == rank) == pytest.approx(step.seconds)
     found = join(predicted, measured)
     assert found.only_measured == found.only_predicted == ()
-    assert found.total.difference_s == 0
+    assert found.total.difference_s == pytest.approx(-1)
+    assert sum(row.difference_s for row in found.kinds) == pytest.approx(-1)
     assert {row.name: (row.predicted_s, row.measured_s) for row in found.ops}["0F0"] == (1, 1)
     assert found.steps == 3
 

@@ -13,7 +13,7 @@ from trainplan.plan.text import parse
 from trainplan.predict.by_equations import by_equations
 from trainplan.predict.predict import Prediction, predict
 from trainplan.profile.profile import Profile
-from trainplan.report.exclusive import by_themselves
+from trainplan.report.exclusive import steps
 from trainplan.solve.resolve import resolve
 
 
@@ -58,7 +58,7 @@ def _kinds(found: Prediction) -> dict[str, float]:
     if found.plan.exchange in ASYNCHRONOUS:
         return {kind: seconds / world for kind, seconds in found.seconds_by_kind.items()}
     total: dict[str, float] = {}
-    for share in by_themselves(found.timeline())[-1].shares:
+    for share in steps(found.timeline())[-1].shares:
         total[share.kind] = total.get(share.kind, 0.0) + share.seconds / world
     return total
 

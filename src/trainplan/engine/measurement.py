@@ -2,8 +2,8 @@
 
 A rank trains its steps and keeps a `Measurement`; the measurements of all ranks together are a `RunResult`. Machines
 drift, so where it is asked for every recorded step is preceded by the reference kernel that profiles are made beside.
-Where steps overlap (`crossing.py`, asynchronous servers) a kernel between two of them would hide what one leaves to the
-next: there it runs before the first and after the last, and every step has the mean of the two.
+Where steps overlap (`crossing.py`, asynchronous servers, a frozen first stage) a kernel between two of them would hide
+what one leaves to the next: there it runs before the first and after the last, and every step has the mean of the two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 from trainplan.plan.rules import of_replicas
 from trainplan.profile.reference import Reference
-from trainplan.program.ops import COLLECTIVES, Kind
+from trainplan.program.ops import COLLECTIVES, Kind, goes_ahead
 from trainplan.program.text import parse
 from trainplan.program.timeline import Event, Timeline
 from trainplan.workload.workload import Batch
@@ -107,7 +107,11 @@ def measure(
 
 def overlap(trainer: Trainer) -> bool:
     """Whether a step goes on while the next one begins."""
-    return trainer.is_asynchronous or trainer.part.layout.crosses
+    if trainer.is_asynchronous or trainer.part.layout.crosses:
+        return True
+    program = trainer.program(trainer.workload.batch)
+    kinds = map(Kind, program.kind[program.lists.items].tolist())
+    return goes_ahead(zip(program.lists.owner.tolist(), kinds, strict=True))
 
 
 def _reference(reference: Reference, trainer: Trainer) -> float:

@@ -6,6 +6,7 @@ a handler (`engine/handlers.py`); a test fails until all of them exist.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -123,3 +124,21 @@ GATHERS = (Kind.GATHER_F, Kind.GATHER_B)
 SHARED_OUT = (Kind.SCATTER_GRAD, *GATHERS)  # collectives of replicas that share out a stage; others are of all copies
 COPIES = (Kind.OFFLOAD, Kind.FETCH)  # between a device and its host, beside everything else
 COMPUTES = tuple(kind for kind in Kind if SPECS[kind].lane is Lane.COMPUTE)
+
+
+def goes_ahead(found: Iterable[tuple[int, Kind]]) -> bool:
+    """Whether some rank computes for others and waits for none of them, as one does whose stage is frozen: it begins
+    the next step at once. `found`: operations, each with a rank that takes part.
+
+    >>> goes_ahead([(0, Kind.F), (0, Kind.SEND_F), (1, Kind.RECV_F), (1, Kind.F), (1, Kind.B)])
+    True
+    >>> goes_ahead([(0, Kind.F), (1, Kind.RECV_F), (1, Kind.F), (0, Kind.RECV_B)]), goes_ahead([(0, Kind.F)])
+    (False, False)
+    """
+    computing, waiting = set[int](), set[int]()
+    for rank, kind in found:
+        if kind in (Kind.F, Kind.B):
+            computing.add(rank)
+        elif kind in RECEIVES or kind in COLLECTIVES:
+            waiting.add(rank)
+    return len(computing) > 1 and not computing <= waiting

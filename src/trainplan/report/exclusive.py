@@ -6,11 +6,11 @@ operation that comes next, because that is what was waited for. Waiting for a me
 waiting for the other members of a collective to that collective. What is left at the end of a step, while other ranks
 still work, is `wait`. Where steps cross, a step is what happens from the end of one's passes to that of the next.
 Inputs that are loaded ahead are waited for by nobody until the step before is over; so that is where they begin.
+A rank whose stage is frozen waits for nobody, begins the next step at once and may be several ahead: there every rank's
+step is from the end of its own last computation to that of the next, and what it is faster than the slowest is `wait`.
 Workers of asynchronous servers have no steps in common: there it is all steps together, and a mean of them is told.
-Which of these holds is a matter of the order in which a rank's list has its operations, so a predicted and a measured
-timeline of a plan are shared out alike. Who is ahead of whom is not: a rank whose stage is frozen waits for nobody,
-and begins the next step at once unless something keeps it. That step has a part of the one before in it, and says so
-(`ahead`).
+Which of these holds is a matter of what is in a rank's list, and in which order, so a predicted and a measured timeline
+of a plan are shared out alike.
 
 So the seconds of all operations of a rank add up to its step, and differences between a predicted and a measured
 timeline add up to the difference of their steps.
@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from trainplan.program.ops import SPECS, Kind, Lane
+from trainplan.program.ops import SPECS, Kind, Lane, goes_ahead
 from trainplan.program.text import name, parse
 from trainplan.program.timeline import Event, Timeline
 
@@ -48,7 +48,6 @@ class Step:
     seconds: float
     shares: tuple[Share, ...]
     of: int = 1  # steps that this is the mean of
-    ahead: bool = False  # somebody computed for it before everybody was through with the one before
 
 
 def steps(timeline: Timeline) -> list[Step]:
@@ -63,6 +62,8 @@ def steps(timeline: Timeline) -> list[Step]:
         whole = [share for rank in range(timeline.world) for share in _shared(every, rank, begin, end)]
         shares = [replace(share, seconds=share.seconds / count) for share in whole]
         return [Step(max(by_step), (end - begin) / count, tuple(shares), count)]
+    if count > 1 and goes_ahead((event.rank, Kind[event.kind]) for event in every):
+        return [_each_by_itself(by_step[a], by_step[b], b) for a, b in itertools.pairwise(sorted(by_step))]
     found = []
     for number, events, begin, end in _crossing(by_step):
         shares = [share for rank in range(timeline.world) for share in _shared(events, rank, begin, end)]
@@ -72,16 +73,10 @@ def steps(timeline: Timeline) -> list[Step]:
     end = float("-inf")  # of the step before
     for number, own in sorted(by_step.items()):
         events = _behind(own, end)
-        begin, over, end = min(e.start for e in events), end, max(e.end for e in events)
+        begin, end = min(e.start for e in events), max(e.end for e in events)
         shares = [share for rank in range(timeline.world) for share in _shared(events, rank, begin, end)]
-        found.append(Step(number, end - begin, tuple(shares), ahead=begin < over))
+        found.append(Step(number, end - begin, tuple(shares)))
     return found
-
-
-def by_themselves(timeline: Timeline) -> list[Step]:
-    """The steps that began when everybody was through with the one before, as those do that are timed beside the
-    reference kernel. The first always did."""
-    return [step for step in steps(timeline) if not step.ahead]
 
 
 def _behind(events: list[Event], moment: float) -> list[Event]:
@@ -104,9 +99,27 @@ def _apart(events: Iterable[Event]) -> bool:
     return any(len(whose) > 1 for rank, whose in steps.items() if rank not in passes)
 
 
+def _each_by_itself(before: list[Event], events: list[Event], number: int) -> Step:
+    """A step in which every rank begins where its own computation of the step before was over."""
+    windows = {rank: (_over(before, rank), _over(events, rank)) for rank in sorted({e.rank for e in events})}
+    seconds = max(end - begin for begin, end in windows.values())
+    shares: list[Share] = []
+    for rank, (begin, end) in windows.items():
+        own = [e for e in events if e.rank == rank]
+        cut = [replace(e, start=min(max(e.start, begin), end), end=min(max(e.end, begin), end)) for e in own]
+        shares += _shared(cut, rank, begin, begin + seconds)
+    return Step(number, seconds, tuple(shares))
+
+
+def _over(events: Iterable[Event], rank: int) -> float:
+    """When a rank was through with what it computes (or with all that it does, if it computes nothing)."""
+    own = [e for e in events if e.rank == rank]
+    return max(e.end for e in [e for e in own if SPECS[Kind[e.kind]].lane is Lane.COMPUTE] or own)
+
+
 def _crossing(by_step: dict[int, list[Event]]) -> list[tuple[int, list[Event], float, float]]:
-    """Where steps cross (a rank's optimizer runs during its next forward pass), what happens from the end of one step's
-    passes to the end of the next one's: (step, events, begin, end) for every two of them. None where they do not."""
+    """Where steps cross, what happens from the end of one step's passes to the end of the next one's: (step, events,
+    begin, end) for every two of them. None where they do not."""
     passes = {number: [e for e in events if e.kind in ("F", "B")] for number, events in by_step.items()}
     pairs = list(itertools.pairwise(sorted(number for number, own in passes.items() if own)))
     if not any(_steps_late(by_step[a], passes[b]) for a, b in pairs):

@@ -18,7 +18,7 @@ from typing import Any
 from trainplan.errors import InputError
 from trainplan.program.ops import SPECS, Kind
 from trainplan.program.timeline import Timeline
-from trainplan.report.exclusive import WAIT, Step, by_themselves, steps
+from trainplan.report.exclusive import WAIT, Step, steps
 from trainplan.report.table import milliseconds, table
 from trainplan.units import percent, seconds
 
@@ -104,8 +104,7 @@ class Joined:
 
 
 def join(predicted: Timeline, measured: Timeline) -> Joined:
-    """Two timelines of one plan, by operation: medians over the measured steps, the last predicted step. Where that was
-    begun before all were through with the one before, only steps count that were not, on either side."""
+    """Two timelines of one plan, by operation: medians over the measured steps, and the last predicted step."""
     if predicted.title and measured.title and predicted.title != measured.title:
         raise InputError(
             "joining a predicted timeline with a measured one",
@@ -119,8 +118,6 @@ def join(predicted: Timeline, measured: Timeline) -> Joined:
             "timelines of the same plan",
         )
     expected, seen = steps(predicted)[-1:], steps(measured)
-    if expected and expected[0].ahead:
-        expected, seen = by_themselves(predicted)[-1:], by_themselves(measured)
     if not expected or not seen:
         raise InputError("joining timelines", "one of them has no events", "a timeline of at least one step")
     planned, real = _medians(expected), _medians(seen)
