@@ -81,7 +81,8 @@ def test_a_loss_that_is_no_number_is_told_once_and_kept_as_null(chosen: Plan, tm
 @pytest.mark.usefixtures("quick_start")
 def test_a_frozen_first_stage_is_predicted_and_measured_over_the_same_moments(tmp_path: Path) -> None:
     """It waits for no gradient and begins the next step at once, predicted and measured: no reference kernel comes
-    between two steps, and every rank's step is on either side from the end of its own last computation to that of the next."""
+    between two steps, and on either side every rank's step is from the end of its own last computation to that of the
+    next."""
     model = MODEL.replace(":build", ":frozen")
     profile = measure(load(model), samples=[4], repeats=1, seconds=0.1)
     answer = trainplan.run(

@@ -4,9 +4,11 @@ import textwrap
 
 import pytest
 import torch
+from torch import nn
 
 from trainplan.errors import InputError, ModelError
 from trainplan.workload.load import load
+from trainplan.workload.workload import Loss
 
 GOOD = """
 import torch
@@ -116,6 +118,25 @@ def test_options_go_to_the_function_or_to_the_training(folder):
     again = load(workload.name)
     assert (again.name, again.batch, again.build) == (workload.name, workload.batch, workload.build)
     assert load("models.py:classifier,width=64,batch=256").name == "models.py:classifier"
+
+
+def test_a_loss_that_would_be_trained_is_refused_and_one_whose_weights_are_fixed_is_not():
+    """No optimizer, exchange or checkpoint would have its parameters."""
+
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spread = nn.Parameter(torch.zeros(()))
+
+        def forward(self, output, targets):
+            return nn.functional.mse_loss(output, targets) * torch.exp(-self.spread) + self.spread
+
+    given = {"inputs": (torch.zeros(2, 3), torch.zeros(2, 1)), "batch": 2}
+    with pytest.raises(InputError, match=r"it has parameters of its own \(spread\), .*the model's.*requires_grad_"):
+        load(nn.Linear(3, 1), loss=Learned(), **given)
+    with pytest.raises(InputError, match="parameters of its own"):
+        load(nn.Linear(3, 1), loss=Loss(Learned(), lambda batch: batch.samples), **given)
+    assert load(nn.Linear(3, 1), loss=Learned().requires_grad_(False), **given).batch == 2
 
 
 def test_other_forms(folder):

@@ -61,7 +61,7 @@ LOSSES: dict[str, Callable[[], Loss]] = {
 def as_loss(value: Any, where: str) -> Loss:
     """A `Loss` from a `Loss`, one of the words above, or any function (output, targets) → mean over samples."""
     if isinstance(value, Loss):
-        return replace(value, function=_of_module(value.function))
+        return replace(value, function=_of_module(value.function, where))
     if isinstance(value, str):
         if value not in LOSSES:
             raise InputError(f"loss {value!r} of {where}", "it is not one we know", nearest(value, LOSSES))
@@ -69,7 +69,7 @@ def as_loss(value: Any, where: str) -> Loss:
     if callable(value):
         weighs = _weighs_classes(value)
         return Loss(
-            _of_module(value), call(sum_weights, module=value) if weighs else count_samples,
+            _of_module(value, where), call(sum_weights, module=value) if weighs else count_samples,
             mean_over="weights" if weighs else "samples",
         )  # fmt: skip
     raise InputError(
@@ -88,10 +88,19 @@ def in_type(loss: Loss, dtype: torch.dtype) -> Loss:
     return replace(loss, function=call(where_output_is, module=module))
 
 
-def _of_module(function: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
+def _of_module(function: Callable[[Any, Any], torch.Tensor], where: str) -> Callable[[Any, Any], torch.Tensor]:
     from torch import nn
 
-    return call(where_output_is, module=function) if isinstance(function, nn.Module) else function
+    if not isinstance(function, nn.Module):
+        return function
+    learned = [name for name, parameter in function.named_parameters() if parameter.requires_grad]
+    if learned:
+        raise InputError(
+            f"loss of {where}",
+            f"it has parameters of its own ({', '.join(learned[:3])}) that would be in no optimizer and no checkpoint",
+            "making them the model's, whose forward returns them beside its output, or requires_grad_(False)",
+        )
+    return call(where_output_is, module=function)
 
 
 def _weighs_classes(function: Callable[[Any, Any], torch.Tensor]) -> bool:
