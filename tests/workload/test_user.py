@@ -132,7 +132,7 @@ def test_a_loss_that_would_be_trained_is_refused_and_one_whose_weights_are_fixed
             return nn.functional.mse_loss(output, targets) * torch.exp(-self.spread) + self.spread
 
     given = {"inputs": (torch.zeros(2, 3), torch.zeros(2, 1)), "batch": 2}
-    with pytest.raises(InputError, match=r"it has parameters of its own \(spread\), .*the model's.*requires_grad_"):
+    with pytest.raises(InputError, match=r"it has parameters of its own \(spread\) .*the model's.*requires_grad_"):
         load(nn.Linear(3, 1), loss=Learned(), **given)
     with pytest.raises(InputError, match="parameters of its own"):
         load(nn.Linear(3, 1), loss=Loss(Learned(), lambda batch: batch.samples), **given)
