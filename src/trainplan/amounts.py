@@ -10,8 +10,12 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
+from trainplan.errors import InputError
+from trainplan.files import made_by
+
+Kept = TypeVar("Kept")
 # More than anything that we count: beyond it a number was mistyped, and sums of bytes would leave 64 bits.
 MOST, MOST_BYTES = 1e24, 1e15
 POSSIBLE = f"a number from 0 to {MOST:.0e} was expected, or of bytes to {MOST_BYTES:.0e}"
@@ -26,6 +30,13 @@ def untrue(value: Any, free: Collection[str] = ()) -> tuple[str, float] | None:
     (('[1].link.rate', -1.0), None)
     """
     return None if _well([value], free, MOST) else _found(value, free, MOST, "")
+
+
+def believable(value: Kept, where: str, what: str, free: Collection[str] = ()) -> Kept:
+    """A value that was read from the file `where`, if its numbers can be true; `what` it is, as in `files.made_by`."""
+    if (bad := untrue(value, free)) is not None:
+        raise InputError(f"{where}{bad[0]}", f"it is {bad[1]!r:.60}, and {POSSIBLE}", made_by(what))
+    return value
 
 
 def _well(items: Sequence[Any], free: Collection[str], most: float) -> bool:

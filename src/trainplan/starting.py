@@ -63,7 +63,8 @@ def start(s: Situation, plan: Plan, there: Cluster, steps: int, out: str | None,
         compiled=s.profile.compiled, verified=s.profile.provenance.verified, **fields,
     )  # fmt: skip
     if not isinstance(result, RunResult):
-        return RanElsewhere(result.host, result.folder, backend(there.backend).untested(plan.world))
+        untested = backend(there.backend).untested(plan.world)
+        return RanElsewhere(result.host, result.folder, untested, s.profile.notes)
     return _ran(s, expected, result, there)
 
 

@@ -17,7 +17,8 @@ from trainplan.bench.accuracy import Compared
 from trainplan.bench.answers import Benched
 from trainplan.bench.cases import HARD, NETWORKS, Case, Conditions, candidates, cases, hard, systems
 from trainplan.bench.limit import UNFINISHED
-from trainplan.bench.results import OUT_OF_MEMORY, Outcome, load, read
+from trainplan.bench.results import OUT_OF_MEMORY, Outcome, Result, load, read
+from trainplan.bench.row import Row
 from trainplan.bench.suite import Effort, Suite, reason, tightened
 from trainplan.bench.uneven import described, uneven
 from trainplan.cluster.parse import cluster
@@ -305,6 +306,23 @@ def test_a_result_is_readable_by_others(tmp_path) -> None:
     outcome.save(tmp_path / "one.json")
     assert json.loads((tmp_path / "one.json").read_text())["trainplan"] == "bench"
     assert load(tmp_path / "one.json") == outcome
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("measured_s", -1.0, r"results\[0\].row.measured_s: it is -1.0, and a number from 0"),
+        ("error", -1.0, r"results\[0\].row: predicted_s is 1.0 and error -1.0: nothing is measured so"),
+        ("predicted_s", 0.0, "predicted_s is 0.0 and error 0.5"),
+    ],
+)
+def test_a_result_that_cannot_be_is_refused(tmp_path, field, value, said) -> None:
+    row = Row("w", "single", "single", 1, 8, 1.0, 1.5, 0.5, 0.5, 0.01, 5, {})
+    results = (Result("single", "single", "single", row=replace(row, **{field: value})),)
+    outcome = Outcome("here", "cpu", "2.13", "2026-01-01", "", "vgg11", "mnist", "vgg11:mnist", 1, 8, results=results)
+    outcome.save(tmp_path / "one.json")
+    with pytest.raises(InputError, match=f"{said}.*trainplan bench run"):
+        load(tmp_path / "one.json")
 
 
 @pytest.mark.gpu

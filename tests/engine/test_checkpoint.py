@@ -229,6 +229,8 @@ def test_a_folder_that_is_not_there_or_of_somebody_else(saved: Path) -> None:
     assert "it is not there. Try" in refused(trainer, saved.with_name("checkpoint-2"))
     assert str(saved) in refused(trainer, saved.parent)  # the folder of the run: the checkpoint in it is offered
     about = json.loads((saved / "trainplan.json").read_text())
+    (saved / "trainplan.json").write_text(json.dumps({**about, "data": {**about["data"], "step": -1}}))
+    assert "step: it is -1, and a number from 0" in refused(trainer, saved)
     del about["data"]["seed"]
     (saved / "trainplan.json").write_text(json.dumps(about))
     assert "the key 'seed' is missing" in refused(trainer, saved)

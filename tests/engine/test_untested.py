@@ -52,7 +52,7 @@ def test_whoever_builds_says_it_once(backend: str, rank: int, says: int, monkeyp
 def test_a_run_says_it(cluster: str, line: str, says: int, tmp_path, monkeypatch) -> None:
     """What is written for torchrun, what has run here, and what has run elsewhere; in words and in JSON."""
     monkeypatch.chdir(tmp_path)
-    replace(model(), workload=GPT).save("profile.json")
+    replace(model(), workload=GPT, notes=("as it is",)).save("profile.json")
     words = ["run", "profile.json", "--cluster", cluster, "--plan", line, "--dry-run"]
     assert call(*words).count(SAID) == says
     assert json.loads(call(*words, "--json"))["untested"].count(SAID) == says
@@ -70,3 +70,5 @@ def test_a_run_says_it(cluster: str, line: str, says: int, tmp_path, monkeypatch
     away = starting.start(s, expected.plan, s.cluster, 1, None)
     assert isinstance(away, RanElsewhere)
     assert str(away).count(SAID) == away.to_json()["untested"].count(SAID) == says
+    assert str(away).endswith("\nnote: as it is")
+    assert away.to_json()["notes"] == ["as it is"]

@@ -14,12 +14,14 @@ from pathlib import Path
 from statistics import median
 
 from trainplan import files
+from trainplan.amounts import believable
 from trainplan.bench.cases import Conditions
 from trainplan.bench.row import Row
 from trainplan.errors import InputError
 from trainplan.plan.text import parse
 from trainplan.predict.accuracy import plan_kind
 
+SIGNED = ("error", "raw_error", "rounds")  # fields whose numbers may be below nought
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -122,7 +124,13 @@ def steadied(outcome: Outcome) -> Outcome:
 
 def load(path: str | Path) -> Outcome:
     """One case from its file."""
-    return replace(files.from_json(Outcome, files.read(path, "bench"), str(path)), at=str(path))
+    found = believable(files.from_json(Outcome, files.read(path, "bench"), str(path)), str(path), "bench", free=SIGNED)
+    for number, result in enumerate(found.results):
+        if result.row is not None and not (result.row.error > -1 and result.row.predicted_s > 0):
+            place = f"{path}.results[{number}].row"
+            why = f"predicted_s is {result.row.predicted_s!r} and error {result.row.error!r}: nothing is measured so"
+            raise InputError(place, why, files.made_by("bench"))
+    return replace(found, at=str(path))
 
 
 def read(paths: Sequence[str | Path]) -> list[Outcome]:

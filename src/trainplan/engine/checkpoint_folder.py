@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 
 from trainplan import files
+from trainplan.amounts import believable
 from trainplan.errors import InputError
 
 ABOUT, TRAINING = "trainplan.json", "training.pt"
@@ -53,7 +54,9 @@ def read_about(path: Path) -> About:
     if not (path / ABOUT).is_file():
         why = f"there is no {ABOUT} in it, so it is not one of trainplan's" if path.is_dir() else "it is not there"
         raise InputError(f"checkpoint {path}", f"it cannot be read: {why}", _neighbour(path))
-    about = files.from_json(About, files.read(path / ABOUT, "checkpoint"), f"checkpoint {path}")
+    where = f"checkpoint {path}"
+    about = files.from_json(About, files.read(path / ABOUT, "checkpoint"), where)
+    believable(about, where, "checkpoint", free=("place",))
     for name, size in about.files.items():
         found = (path / name).stat().st_size if (path / name).is_file() else 0
         if found != size:

@@ -158,13 +158,16 @@ class RanElsewhere:
     host: str
     folder: str
     untested: str = ""
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        words = f"the results of this run are on {self.host}, in {self.folder}"
-        return f"{words}\n{self.untested}" if self.untested else words
+        lines = [f"the results of this run are on {self.host}, in {self.folder}"]
+        lines += [self.untested] if self.untested else []
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def to_json(self) -> dict[str, Any]:
-        return {"results": {"host": self.host, "folder": self.folder}, "untested": self.untested}
+        results = {"host": self.host, "folder": self.folder}
+        return {"results": results, "untested": self.untested, "notes": list(self.notes)}
 
 
 def summary(runs: tuple[Ran, ...]) -> str:
