@@ -38,12 +38,15 @@ def cluster_for(cluster: str | Cluster, set: Changes = (), refresh: bool = False
     """The cluster that is meant, with the changes that were asked for."""
     from trainplan.cluster.overrides import with_overrides
     from trainplan.cluster.parse import cluster as parse
+    from trainplan.cluster.sound import checked
     from trainplan.engine.probe import probe
     from trainplan.report.progress import progress
 
     if isinstance(cluster, str):
         with progress() as report:
             cluster = parse(cluster, progress=report, refresh=refresh, probe=probe)
+    else:
+        cluster = checked(cluster, "cluster")
     changes = _changes(set)
     return with_overrides(cluster, changes) if changes else cluster
 
@@ -156,6 +159,7 @@ def situation(
     `compile` must be as in a profile that is given; None: whatever that says, or eager.
     """
     from trainplan.profile.profile import Profile
+    from trainplan.profile.sound import checked
 
     if batch is not None and batch < 1:
         raise PlanError(f"batch {batch}", "a batch has at least one sample", "--batch 32")
@@ -169,7 +173,7 @@ def situation(
         raise InputError(f"{', '.join(f'{key}=' for key in given)} with a profile", why, "leaving them out")
     made = made_in_python(model, given, runs) if known is None else None
     if known is not None:
-        found = known if isinstance(known, Profile) else Profile.load(known)
+        found = checked(known, "profile") if isinstance(known, Profile) else Profile.load(known)
         where = cluster if isinstance(cluster, str) else cluster.name
         name = _named(model, found) if known is not model else found.workload
         if known is not model or runs:  # else the profile is all that is asked about, wherever its model may be

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trainplan
 from synthetic import chain
 from trainplan import files
+from trainplan.cluster.parse import cluster
 from trainplan.errors import InputError
 from trainplan.profile.op import Op
 from trainplan.profile.profile import Exchange, Input, Profile, WholeStep
@@ -155,3 +157,13 @@ def test_what_no_reader_of_json_takes_is_refused(text: str, tmp_path: Path) -> N
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(InputError, match="it is no JSON that can be read"):
         Profile.load(tmp_path / "p.json")
+
+
+def test_values_made_in_python_are_held_to_the_same() -> None:
+    """Compiled loops would read beyond what is there."""
+    made, there = chain(4), cluster("2xTitanRTX")
+    late = replace(made, crossings=(*made.crossings, replace(made.crossings[0], consumers=(99,))))
+    with pytest.raises(InputError, match=r"profile\.crossings\[\d\]\.consumers: it is \(99,\), and blocks after"):
+        trainplan.predict(late, "single", there, batch=4)
+    with pytest.raises(InputError, match=r"cluster\.backend: it is 'morse'"):
+        trainplan.predict(made, "single", replace(there, backend="morse"), batch=4)
