@@ -168,6 +168,7 @@ def shifted(rank: int, world: int, seconds: float, *arguments) -> tuple[Measurem
         time.perf_counter = clock
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("seconds", [0.0, SHIFT])
 def test_events_of_two_clocks_are_brought_together(seconds: float) -> None:
     chosen = plan(pp=2, stages=(2,), micro=2, schedule="1f1b", blocks=4)

@@ -31,7 +31,7 @@ def test_shares_by_hand() -> None:
         timeline(
             ("0LOAD", "LOAD", 0, 0.0, 1.0), ("0SEND_INPUT0", "SEND_INPUT", 0, 1.0, 2.0),
             ("0SEND_W0", "SEND_W", 0, 2.0, 4.0), ("0F0", "F", 0, 4.0, 6.0), ("0B0", "B", 0, 6.0, 8.0),
-            ("0RECV_G0", "RECV_G", 0, 9.0, 10.0), ("0F0^1", "F", 1, 4.0, 9.0),
+            ("0RECV_G0", "RECV_G", 0, 9.0, 10.0), ("0RECV_W0^1", "RECV_W", 1, 3.0, 4.0), ("0F0^1", "F", 1, 4.0, 9.0),
         )
     )  # fmt: skip
     assert found == pytest.approx((10.0, 0.2, 0.4))
