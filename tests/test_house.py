@@ -41,7 +41,8 @@ LEVELS: list[set[str]] = [
 ]  # fmt: skip
 BESIDE = {
     ("search", "solve"), ("study", "solve"), ("bench", "report"),
-    ("units", "errors"), ("files", "errors"), ("amounts", "errors"), ("amounts", "files"), ("cli", "api"), ("__init__", "api"), ("api", "situation"),
+    ("units", "errors"), ("files", "errors"), ("amounts", "errors"), ("amounts", "files"),
+    ("cli", "api"), ("__init__", "api"), ("api", "situation"),
     ("api", "starting"), ("starting", "situation"), ("api", "hardware"), ("hardware", "situation"), ("__main__", "cli"),
     ("api", "studies"), ("api", "benches"), ("api", "methods"), ("methods", "situation"), ("methods", "starting"),
     ("studies", "movements"), ("studies", "situation"), ("movements", "situation"), ("movements", "starting"),

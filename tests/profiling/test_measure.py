@@ -168,7 +168,7 @@ def test_refusals():
 
 def test_the_model_is_held_against_eager_unless_told_not_to(monkeypatch):
     called = []
-    monkeypatch.setattr(measuring, "hold_against_eager", lambda *a: called.append(a))
+    monkeypatch.setattr(measuring, "hold_against_eager", lambda *a, **_: called.append(a))
     assert measure(models.skip(), samples=[2], repeats=1).provenance.verified
     assert len(called) == 1
     assert not measure(models.skip(), samples=[2], repeats=1, verify=False).provenance.verified

@@ -33,4 +33,4 @@ def hold_against_eager(captured: Captured, workload: Workload, weights: int) -> 
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         model = workload.build().to(_CPU)
-    verify(captured, model.train(), workload.inputs(2, 0), workload.loss)
+    verify(captured, model.train(), workload.inputs(2, 0), workload.loss, inputs=workload.inputs)

@@ -125,7 +125,7 @@ def _prepare(workload: Workload, device: torch.device, limit: float, verify: boo
             model = workload.build()
     captured = capture(skeleton.model, example, workload.loss)
     if verify and model is not None:
-        hold_against_eager(captured, model, example, workload.loss)
+        hold_against_eager(captured, model, example, workload.loss, inputs=workload.inputs)
     base = structure(captured, workload, example)
     tokens = None
     if base.whole_sequences is None:

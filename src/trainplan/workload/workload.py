@@ -42,6 +42,7 @@ class Loss:
     function: Callable[[Any, Any], torch.Tensor]
     count: Callable[[Batch], float]
     mean_over: str = "samples"  # "samples": count is the number of samples, known beforehand; else it is counted
+    mixes_samples: bool = False  # what is meant is the mean of the parts' losses, though the whole's is another
 
 
 @dataclass

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 # Every plan, dp too, runs the captured chain, so no plan is a way round these.
 _REWRITE = "rewriting that part of forward with plain tensor operators"
+_OF_PARTS = (
+    "its loss mixes samples, so what is trained is the mean of the losses of a batch's parts: another one for another "
+    "number of replicas or micro-batches"
+)
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,8 @@ def capture(
     """
     exported = export(model, batch, _device_of(model, device))
     flow = Flow(exported)
+    if loss is not None and loss.mixes_samples:
+        exported.notes.append(_OF_PARTS)
     unread = unread_outputs(exported, batch, loss)
     for spot in unread:
         exported.output.leaves[spot] = None

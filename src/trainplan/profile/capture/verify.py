@@ -24,10 +24,10 @@ from torch.utils import _pytree as pytree
 from trainplan.errors import ModelError
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.loss import checked
+from trainplan.profile.capture.mean import Inputs, hold_to_mean
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.capture.state import CALLS, State, kept, python_state, settled
 from trainplan.profile.capture.tensors import entries_of, put, replaced, values_of
-from trainplan.workload.batch import split
 from trainplan.workload.workload import Batch, Loss
 
 # Allowed difference, as a share of the largest element of the tensor. The operators are the same; only the order in
@@ -38,8 +38,11 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torc
 FLOOR = 1e-2
 
 
-def verify(captured: Captured, model: nn.Module, batch: Batch, loss: Loss, seed: int = 0) -> float:
-    """Hold the captured chain against the model on one batch; the model and the random state are left as they were.
+def verify(
+    captured: Captured, model: nn.Module, batch: Batch, loss: Loss, seed: int = 0, inputs: Inputs | None = None
+) -> float:
+    """Hold the captured chain against the model on one batch, and the loss to its mean, for which `inputs` makes wider
+    batches; the model and the random state are left as they were.
 
     Returns the largest relative difference found. Raises `ModelError` with the name of the first thing that differs.
     """
@@ -50,7 +53,9 @@ def verify(captured: Captured, model: nn.Module, batch: Batch, loss: Loss, seed:
     with _random_state_kept(), torch.enable_grad():
         with kept(model):
             expected = _eager_again_and_again(model, batch, loss, seed, allowed)
-        found = _chain(captured, values, batch, loss, seed)
+        found, output = _chain(captured, values, batch, loss, seed)
+        with kept(model):
+            hold_to_mean(output, batch, loss, inputs, run=_in_evaluation(model, values))
     worst = _compare(expected, found, allowed, _mismatch)
     captured.verified = True
     return worst
@@ -162,29 +167,24 @@ def _eager(
     return found, state
 
 
-def _chain(captured: Captured, values: dict[str, Tensor], batch: Batch, loss: Loss, seed: int) -> Result:
+def _chain(captured: Captured, values: dict[str, Tensor], batch: Batch, loss: Loss, seed: int) -> tuple[Result, Any]:
     fresh = _fresh(values)
     stages = [captured.stage(index, index + 1).bind(fresh) for index in range(len(captured.blocks))]
     after = dict(fresh)
     torch.manual_seed(seed)
     own = Batch(batch.samples, _own(batch.args), _own(batch.kwargs), batch.targets)
     value, output = run_split(stages, own, loss)
-    _refuse_sum(float(value), output, batch, loss)
-    return _result(value, output, fresh, after)
+    return _result(value, output, fresh, after), output
 
 
-def _refuse_sum(whole: float, output: Any, batch: Batch, loss: Loss) -> None:
-    """A loss that is a sum would be weighted wrongly wherever a batch is split, on all sides of a comparison alike."""
-    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-    if batch.samples < 2 or any(leaf.dim() == 0 or leaf.shape[0] != batch.samples for leaf in leaves):
-        return
-    parts = split(Batch(batch.samples, (output,), {}, batch.targets), [1, batch.samples - 1])
-    with torch.no_grad():
-        each = [float(loss.function(part.args[0], part.targets)) for part in parts]
-    mean = sum(part.samples * value for part, value in zip(parts, each, strict=True)) / batch.samples
-    if abs(whole - sum(each)) <= 1e-4 * abs(whole) and abs(whole - mean) > 1e-2 * abs(whole):
-        why = f"it is a sum over samples: {whole:.4g} of {batch.samples}, which are {each[0]:.4g} and {each[1]:.4g}"
-        raise ModelError("the loss", why, "their mean (reduction='mean')")
+def _in_evaluation(model: nn.Module, values: dict[str, Tensor]) -> Callable[[Batch], Any]:
+    """The model's output of some samples, which depends on no others: in training, batch norm's would."""
+
+    def run(batch: Batch) -> Any:
+        with replaced(model.eval(), _fresh(values)), torch.no_grad():
+            return model(*_own(batch.args), **_own(batch.kwargs))
+
+    return run
 
 
 def _own(arguments: Any) -> Any:
