@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import processor
 import trainplan
 from synthetic import chain
 from trainplan import files
@@ -146,10 +147,10 @@ def test_a_long_one_is_checked_in_no_time() -> None:
     long = chain(1000, samples=(1, 2, 4, 8))
     took = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         checked(long, "profile")
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.02
+        took.append(time.process_time() - began)
+    assert min(took) < 0.02 * processor.slower()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"trainplan": ' + "9" * 5000 + "}"])
