@@ -139,17 +139,17 @@ def watch(device: torch.device) -> Iterator[Watch]:
         return
     # Otherwise the profiler's library prints two lines whenever it starts and stops (torch 2.13).
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    # One cycle; without `acc_events` some versions of torch warn that a second one would forget the first.
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
+    # Not `torch.profiler.profile`: it makes events of all it has seen when it ends, which takes seconds, and fails now
+    # and then ("cannot create std::vector larger than max_size()", torch 2.13) where other threads went on meanwhile.
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profiler:
         yield found
     found.levels.update(_replay(profiler))
 
 
-def _replay(profiler: torch.profiler.profile) -> dict[str, Level]:
+def _replay(profiler: torch.autograd.profiler.profile) -> dict[str, Level]:
     """The running sum of all allocations, cut at the marks."""
-    recorded: Any = profiler.profiler
-    events = recorded.kineto_results.events()  # the raw list: making the tree of operators takes seconds
+    recorded: Any = profiler.kineto_results
+    events = recorded.events()  # the raw list
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
     marks = [
         (event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(_MARK))
