@@ -25,7 +25,8 @@ from trainplan.plan.plan import plan
 from trainplan.plan.rules import CHUNKED, SLICED
 from trainplan.predict.clock import play
 from trainplan.profile.machine import describe
-from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
+from trainplan.profile.profile import Block, Crossing, Parameter, Profile
+from trainplan.profile.provenance import Provenance
 from trainplan.program.check import check
 from trainplan.program.lower import lower
 from trainplan.program.ops import COMPUTES, SENDS

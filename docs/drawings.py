@@ -16,7 +16,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from trainplan import cli, files
-from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
+from trainplan.profile.profile import Block, Crossing, Parameter, Profile
+from trainplan.profile.provenance import Provenance
 
 ROOT = Path(__file__).parents[1]
 PROFILE = "docs/equal.profile.json"

@@ -1,6 +1,7 @@
 """Profiles made of numbers, for tests that need no model."""
 
-from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
+from trainplan.profile.profile import Block, Crossing, Parameter, Profile
+from trainplan.profile.provenance import Provenance
 
 
 def chain(

@@ -46,7 +46,6 @@ def test_sharded_rows():
     assert SHARDED["mean"] < 0.09
 
 
-@pytest.mark.xfail(strict=True, reason="10 %: 8.8 % needs what FlashAttention-2 reaches of an H100 beside it")
 def test_sharded_rows_by_one_constant_alone():
     assert SHARDED["one_constant"] < 0.09
 

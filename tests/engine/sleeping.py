@@ -70,7 +70,9 @@ def _nap(x: Tensor, seconds: float, spare: float) -> Tensor:
 
 
 def _keep(ctx, inputs, output) -> None:
+    """What it makes is saved, too: else nobody would sleep again for a backward pass (`capture/tail.py`)."""
     ctx.seconds = inputs[2]
+    ctx.save_for_backward(output)
 
 
 _LIBRARY.impl("sleep", lambda x, forward, backward: _nap(x, forward, _spare["forward"]), "CPU")

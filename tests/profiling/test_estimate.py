@@ -98,6 +98,40 @@ def test_bytes_of_an_estimate_are_those_of_a_measurement():
     assert not any(block.forward_issue_s[0] for block in guess.blocks)
 
 
+def test_a_layer_that_is_run_again_lacks_its_last_product():
+    """A third of the arithmetic of a transformer's layer with short sequences; the layer that a norm follows in
+    its block, and convolutions that batch norm reads, are run whole."""
+    workload = load("gpt:layers=3,hidden=256,heads=4,seq=64,vocab=500")
+    guess = estimate(workload, device("H200"), samples=[2, 4])
+    truth = measure(workload, samples=[2, 4], repeats=3, verify=False)
+    by_name = {block.name: block for block in guess.blocks}
+    layer, last, head = by_name["h.0"], by_name["h.2"], by_name["lm_head"]
+    assert layer.tail_flops == 2 * 64 * 256 * 1024
+    assert layer.recompute_s[0] < 0.9 * layer.forward_s[0]
+    assert layer.recompute_issue_s[0] < layer.forward_issue_s[0]
+    assert [last.tail_flops, head.tail_flops] == [0, 0]  # the last norm is in one block with the last layer
+    assert (last.recompute_s, head.recompute_s) == (last.forward_s, head.forward_s)
+    assert [block.tail_flops for block in truth.blocks] == [block.tail_flops for block in guess.blocks]
+    assert [bool(block.recompute_s) for block in truth.blocks] == [bool(block.tail_flops) for block in guess.blocks]
+    assert not any(block.tail_flops for block in estimate(load("resnet18:cifar10"), device("T4"), samples=[2]).blocks)
+
+
+def test_a_plan_that_recomputes_takes_what_is_run_again():
+    """One device: the step is longer by just that, and by nothing where no block needs to compute anything again."""
+    profile = estimate(load("gpt:layers=3,hidden=768,heads=12,seq=512,vocab=500"), device("T4"), samples=[8])
+    free = replace(
+        profile, blocks=tuple(replace(b, recompute_s=(0.0,), recompute_issue_s=(0.0,)) for b in profile.blocks)
+    )
+    here = cluster("1xT4")
+    plain, whole, nothing = (
+        predict(plan(blocks=len(one.blocks), recompute=way), one, here, batch=8).step_s
+        for one, way in ((profile, "none"), (profile, "full"), (free, "full"))
+    )
+    again = sum(block.recompute_s[0] for block in profile.blocks)
+    assert whole - nothing == pytest.approx(again, rel=0.05)
+    assert nothing == pytest.approx(plain, rel=0.05)
+
+
 def test_small_work_on_a_gpu_is_bound_by_the_host():
     profile = estimate(load(models.GPT), device("H200"), samples=[1, 2])
     run, issue = (sum(getattr(b, name)[0] for b in profile.blocks) for name in ("backward_s", "backward_issue_s"))

@@ -18,7 +18,8 @@ from trainplan import files
 from trainplan.cluster.parse import cluster
 from trainplan.errors import InputError
 from trainplan.profile.op import Op
-from trainplan.profile.profile import Exchange, Input, Profile, WholeStep
+from trainplan.profile.profile import Exchange, Input, Profile
+from trainplan.profile.provenance import WholeStep
 from trainplan.profile.recipe import Kept, Recipe, Work
 from trainplan.profile.sound import checked
 
@@ -33,7 +34,7 @@ def whole() -> Profile:
     blocks = [
         replace(
             block, backward_input_s=(1.0,) * 3, backward_weight_s=(1.0,) * 3, slice_forward=(0.0, 1.0, 0.0), recipe=0,
-            forward_talk=talk, again_s=(1.0,) * 3,
+            forward_talk=talk, again_s=(1.0,) * 3, recompute_s=(0.5,) * 3,
         )
         for block in made.blocks
     ]  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 
 from synthetic import chain
 from trainplan.profile.gap import sum_gap, two_lanes
-from trainplan.profile.profile import WholeStep
+from trainplan.profile.provenance import WholeStep
 from trainplan.profile.reference import Reference
 from trainplan.profile.timing import HostClock, Readings, Spent
 

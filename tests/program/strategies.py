@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from trainplan.plan.plan import Plan, plan
-from trainplan.profile.profile import Block, Crossing, Parameter, Profile, Provenance
+from trainplan.profile.profile import Block, Crossing, Parameter, Profile
+from trainplan.profile.provenance import Provenance
 from trainplan.program.lower import lower
 from trainplan.program.program import Program
 

@@ -56,6 +56,12 @@ def some_space(seed: int, most: int, tied: bool = False, **only: int | str) -> S
             for block in profile.blocks
         ]  # fmt: skip
         profile = replace(profile, blocks=tuple(rows))
+    if (again := random.Random(-seed)).random() < 0.5:  # blocks that need not be run again whole
+        rows = [
+            replace(block, recompute_s=tuple(again.uniform(0.5, 1.0) * t for t in block.forward_s))
+            for block in profile.blocks
+        ]
+        profile = replace(profile, blocks=tuple(rows))
     if rng.random() < 0.5:
         own = int(rng.choice([150, 300, 600]) * MIB * rng.uniform(0.7, 1.4))
         where = limited(where, where.device(0).context_bytes + own)

@@ -32,7 +32,8 @@ def even(profile: Profile) -> Blocks:
     """Blocks that all take one second forward and two back, and add nothing up."""
     blocks = Blocks(Lasting(profile), profile, 1, 1.0)
     count = len(profile.blocks)
-    blocks.again, blocks.once, blocks.adding = np.ones(count), np.full(count, 3.0), np.zeros(count)
+    blocks.forth = blocks.again = np.ones(count)
+    blocks.once, blocks.adding = np.full(count, 3.0), np.zeros(count)
     blocks.there = blocks.back = np.zeros(count - 1)
     return blocks
 

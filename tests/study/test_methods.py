@@ -60,7 +60,8 @@ def test_numbers_by_hand(small: Influences) -> None:
     for name in ("model parallelism", "pipeline parallelism"):
         assert found[name].activations == found[name].activation_gradients == crossing
         assert found[name].weight_gradients == 2 * 1024 * 512 * 4  # the tied embedding, between two stages
-    assert found["rematerialisation"].flops == pytest.approx(4 / 3 * found["one device"].flops)
+    products = 3 * 2 * 64 * 32 * 512 * 2048  # of all layers but the one that the last norm reads: not needed again
+    assert found["rematerialisation"].flops == pytest.approx(4 / 3 * found["one device"].flops - products)
     assert found["offloading of activations"].activations > 0
 
 

@@ -4,7 +4,7 @@ The forward pass keeps no graph, only what each block reads. Backward goes from 
 block again, now with a graph (R), then go back through it (B). So at any time there is the graph of one block.
 
 Running a block again must not change anything: it draws the same random numbers, and buffers that it writes (running
-statistics) are put back.
+statistics) are put back. And it need not compute what only its results need (`profile/capture/tail.py`).
 
 Of a slice of the sequences the forward pass keeps keys and values too, which later slices read; those that R makes are
 for the block's own graph (`profile/capture/sliced.py`).
@@ -91,8 +91,9 @@ def recompute(run: Runner, op: Instruction) -> None:
         run.seeder(op.micro)(op.unit)
     buffers = [(buffer, buffer.clone()) for buffer in map(stage.get_buffer, block.writes)]
     with torch.enable_grad(), carrying(run.carry(op)):
-        stage.run_block(op.unit, env, batch, run.part_of(op))
         ends = op.unit == len(stage.captured.blocks) - 1
+        again = stage.run_block if ends else stage.run_again  # the loss reads what the last block makes
+        again(op.unit, env, batch, run.part_of(op))
         loss = weighted_loss(run, op, stage.output(env)) if ends else None
     current.graph = Graph(leaves, {name: env[name] for name in block.makes}, loss, buffers)
 

@@ -97,11 +97,13 @@ Rule = Callable[[CostClass, Setting], tuple[float, float]]
 
 
 def _forward(c: CostClass, s: Setting) -> tuple[float, float]:
-    key = _F, c.first, c.last, c.samples, c.since == 0 and not c.started
+    """Also of a block that is run again: `recompute_s`."""
+    key = c.kind, c.first, c.last, c.samples, c.since == 0 and not c.started
     found = s.passes.get(key)
     if found is None:
-        run = s.profile.total("forward_s", c.first, c.last, c.samples)
-        issue = s.profile.total("forward_issue_s", c.first, c.last, c.samples)
+        way = "forward" if c.kind is _F else "recompute"
+        run = s.profile.total(f"{way}_s", c.first, c.last, c.samples)
+        issue = s.profile.total(f"{way}_issue_s", c.first, c.last, c.samples)
         found = s.passes[key] = run, issue + _begun(c, s)
     run, issue = found
     return _lanes(c, s, run * s.slower(c.rank) + talking(c, s), issue)

@@ -20,7 +20,8 @@ from trainplan.profile.device.known import model_of
 from trainplan.profile.device.model import Model
 from trainplan.profile.family import known
 from trainplan.profile.op import CONVOLUTIONS, Op
-from trainplan.profile.profile import Block, Floats, Parameter, Profile, Provenance
+from trainplan.profile.profile import Block, Floats, Parameter, Profile
+from trainplan.profile.provenance import Provenance
 from trainplan.profile.recipes import recipes
 from trainplan.profile.roofline import (
     HALF,
@@ -168,10 +169,13 @@ def _passes(traces: list[BlockTrace], sizes: Sequence[int], speed: Speed) -> dic
     return {
         "flops": traces[0].flops / sizes[0],  # type: ignore[dict-item]
         "convolution_flops": traces[0].convolution_flops / sizes[0],  # type: ignore[dict-item]
+        "tail_flops": traces[0].tail_flops / sizes[0],  # type: ignore[dict-item]
         "forward_s": tuple(pass_seconds(t.forward, speed) for t in traces),
         "backward_s": tuple(pass_seconds(t.backward, speed) for t in traces),
         "forward_issue_s": tuple(issue_seconds(t.forward, "forward", speed) for t in traces),
         "backward_issue_s": tuple(issue_seconds(t.backward, "backward", speed) for t in traces),
+        "recompute_s": tuple(pass_seconds(t.again, speed) for t in traces),
+        "recompute_issue_s": tuple(issue_seconds(t.again, "forward", speed) for t in traces),
         "saved_bytes": tuple(float(t.saved_bytes) for t in traces),
         "forward_workspace_bytes": tuple(float(t.forward_workspace_bytes) for t in traces),
         "backward_workspace_bytes": tuple(float(t.backward_workspace_bytes) for t in traces),

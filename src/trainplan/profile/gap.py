@@ -11,7 +11,8 @@ def sum_gap(profile: Profile) -> dict[int, float]:
     """For every micro-batch size at which whole steps were timed: (sum of blocks) / (whole step) − 1.
 
     >>> from dataclasses import replace
-    >>> from trainplan.profile.profile import Block, Provenance, WholeStep
+    >>> from trainplan.profile.profile import Block
+    >>> from trainplan.profile.provenance import Provenance, WholeStep
     >>> block = Block("b", 0.0, (1.0,), (2.0,), 0.0, 0.5, (0.0,), (0.0,), 0.0, (0.0,), (0.0,), (0.0,))
     >>> profile = Profile("w", "image", 0, 1, 1, "cpu", "measured", False, "fp32", "sgd", 0.0, (1,), (block, block), (),
     ...                   (), 0.0, Provenance("m", "now"), whole=(WholeStep(1, 2.0, 4.0, 1.0),))

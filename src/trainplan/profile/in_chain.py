@@ -26,6 +26,7 @@ from trainplan.profile.capture.sliced import Slice, slices_of
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.capture.tokens import Tokens
 from trainplan.profile.memory import Saved, watch
+from trainplan.profile.once_more import time_once_more
 from trainplan.profile.one_piece import OnePiece
 from trainplan.profile.subject import BlockBytes, Subject, drop_gradients, first_used, trainable
 from trainplan.profile.timing import Spent
@@ -190,6 +191,16 @@ class InChain:
                 subject.readings.note(name, spent)
         subject.look()
         drop_gradients(self.stage)
+
+    def again(self, size: int) -> None:
+        """Time every block as it is run again for its backward pass, beside its forward pass."""
+        walk = self.subject.walk(size)
+        self.subject.look()
+        for index in self.subject.blocks:
+            self.subject.clock.time(("forward", size, index), lambda i=index: walk.forward(self.stage, i))  # type: ignore[misc]
+            time_once_more(self.subject, self.stage, walk, index, size)
+            walk.leave(index)
+        self.subject.look()
 
     def slices(self, size: int, tokens: Tokens) -> None:
         """Time every block on slices of its sequences: of several lengths, after few and after many tokens."""

@@ -24,8 +24,10 @@ from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.capture.tokens import Tokens, tokens_of
 from trainplan.profile.capture.verify import verify as hold_against_eager
 from trainplan.profile.in_chain import InChain
+from trainplan.profile.once_more import once_more
 from trainplan.profile.one_by_one import measure_one_by_one
-from trainplan.profile.profile import Floats, Parameter, Profile, Provenance, WholeStep
+from trainplan.profile.profile import Floats, Parameter, Profile
+from trainplan.profile.provenance import Provenance, WholeStep
 from trainplan.profile.structure import structure
 from trainplan.profile.subject import Subject
 from trainplan.profile.trace import trace
@@ -191,6 +193,7 @@ def _in_chain(
             chain.accumulate(size)
         chain.arrivals(quick[-1])
         chain.halves(quick[-1])
+        chain.again(quick[-1])
         if prepared.tokens is not None:
             chain.slices(quick[-1], prepared.tokens)
     counted = subject.state_bytes
@@ -235,10 +238,11 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
     for index, block in enumerate(base.blocks):
         found = [subject.bytes[size, index] for size in sizes]
         run, issue = updates[index]
-        whole, issued = (
-            [read(("backward", size, index)) for size in sizes] for read in (readings.run_s, readings.issue_s)
+        (there, whole), (issued_there, issued) = (
+            [[read((what, size, index)) for size in sizes] for what in ("forward", "backward")]
+            for read in (readings.run_s, readings.issue_s)
         )
-        parts = halves[index]
+        parts, again = halves[index], once_more(readings, index)
         blocks.append(
             replace(
                 block,
@@ -250,9 +254,14 @@ def _assemble(subject: Subject, prepared: _Prepared, sizes: list[int], wholes: l
                 slice_backward=_slices(subject, prepared, "backward", index),
                 flops=traced.blocks[index].flops / traced.samples,
                 convolution_flops=traced.blocks[index].convolution_flops / traced.samples,
-                forward_s=tuple(readings.run_s(("forward", size, index)) for size in sizes),
+                tail_flops=0.0
+                if subject.compile_options is not None
+                else traced.blocks[index].tail_flops / traced.samples,
+                recompute_s=tuple(seconds * again[0] for seconds in there) if again else (),
+                recompute_issue_s=tuple(seconds * again[1] for seconds in issued_there) if again else (),
+                forward_s=tuple(there),
                 backward_s=tuple(whole),
-                forward_issue_s=tuple(readings.issue_s(("forward", size, index)) for size in sizes),
+                forward_issue_s=tuple(issued_there),
                 backward_issue_s=tuple(issued),
                 accumulate_s=added[index],
                 update_s=run,

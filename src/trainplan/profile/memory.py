@@ -44,6 +44,7 @@ class Saved:
         self.inside: dict[int, int] = {}
         self.by: dict[str, set[int]] = {}
         self.each: dict[int, list[tuple[int, int, bool]]] = {}  # of `inside`: storage, bytes, whether of fractions
+        self.all: dict[int, set[int]] = {}  # storages that block b saves, whoever owns them
         self._bytes_of = bytes_of
         self._apart = {_storage(tensor) for tensor in apart}
         self._crossing: dict[int, str] = {}  # storage → the crossing that it belongs to
@@ -68,6 +69,7 @@ class Saved:
             yield
         self.inside[index] = 0
         self.each[index] = []
+        self.all[index] = set(saved)
         for name, tensor in made().items():
             if self.crossing(name, tensor) and _storage(tensor) in saved:
                 # It may be a part of something larger, all of which is kept alive.

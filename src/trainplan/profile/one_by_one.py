@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.in_chain import note_arrivals
 from trainplan.profile.memory import Saved, watch
+from trainplan.profile.once_more import time_once_more
 from trainplan.profile.subject import BlockBytes, Subject, drop_gradients
 from trainplan.profile.timing import Spent
 from trainplan.profile.update import time_updates
@@ -50,6 +51,7 @@ def measure_one_by_one(
             walk = _ready_to_go_back(walks[middle], stage, index)
             note_arrivals(subject, stage, index, middle, lambda w=walk, i=index: w.backward(i))  # type: ignore[misc]
             drop_gradients(stage)
+            time_once_more(subject, stage, walk, index, middle)
         time_updates(subject, stage, index)
         for walk in walks.values():
             walk.leave(index)

@@ -8,7 +8,7 @@ their gradients arrive). Times and bytes that grow with the micro-batch are tupl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,6 +20,7 @@ from trainplan import files
 from trainplan.errors import InputError
 from trainplan.lasting import lasting
 from trainplan.profile.interpolate import before, through
+from trainplan.profile.provenance import Provenance, WholeStep
 from trainplan.profile.recipe import Recipe
 from trainplan.profile.sound import checked
 
@@ -92,6 +93,10 @@ class Block:
     backward_weight_s: Floats = ()
     backward_input_issue_s: Floats = ()  # … of the host; together no less than those of backward in one
     backward_weight_issue_s: Floats = ()
+    # Of running it once more for its backward pass, which does not need all that it makes; none: as forward.
+    tail_flops: float = 0.0  # of `flops`, those that it does not need
+    recompute_s: Floats = ()
+    recompute_issue_s: Floats = ()
     branch_bytes: float = 0.0  # a sample of the gradients that the first part keeps for the second
     # Where sequences are cut into slices: bytes a sample of the keys and values that later tokens attend to, and the
     # seconds of a slice as (fixed seconds, shares of what is beyond by length, by length × reach); none: by length.
@@ -173,33 +178,6 @@ class Parameter:
     def high(self) -> int:
         """The last one."""
         return max(self.blocks)
-
-
-@dataclass(frozen=True)
-class WholeStep:
-    """The model run in one piece, to hold the sum of the blocks against."""
-
-    samples: int
-    forward_s: float
-    backward_s: float
-    update_s: float
-    peak_bytes: int = 0  # 0: not measured
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """On what, when and with which versions a profile was made."""
-
-    machine: str
-    made: str  # ISO date and time, UTC
-    versions: dict[str, str] = field(default_factory=dict)
-    threads: int = 1
-    repeats: int = 0
-    spread: float = 0.0  # median relative spread (interquartile) of the timings
-    reference_s: float = 0.0  # seconds of the reference kernel while this was measured; 0 where estimated
-    verified: bool = False  # captured model held against eager on one batch: loss, gradients, buffers
-    source: str = ""  # the file of the user's model, where that is one
-    digest: str = ""  # of what that file said, and those beside it that it imports; "": nobody wrote it down
 
 
 @dataclass(frozen=True)
@@ -290,8 +268,10 @@ class Profile:
         """For each quantity a table (size, block) of sums over the blocks before: ranges are differences."""
         tables = {}
         issued = all(block.backward_input_issue_s and block.backward_weight_issue_s for block in self.blocks)
-        for name in (*_CURVES, *(_HALVES if self.has_halves else ()), *(_ISSUED_HALVES if issued else ())):
-            table = np.array([getattr(block, name) for block in self.blocks], dtype=np.float64).T
+        names = (*_CURVES, *_AGAIN, *(_HALVES if self.has_halves else ()), *(_ISSUED_HALVES if issued else ()))
+        for name in names:
+            numbers = [getattr(block, name) or getattr(block, _AGAIN.get(name, name)) for block in self.blocks]
+            table = np.array(numbers, dtype=np.float64).T
             tables[name] = np.concatenate([np.zeros((len(self.samples), 1)), table.cumsum(axis=1)], axis=1)
         return tables
 
@@ -345,6 +325,9 @@ class Profile:
         if quantity in _BY_SLICE:
             fixed, by_length, by_reach = self.slice_terms(quantity, index, index + 1, portion.samples)
             return fixed + portion.share * (by_length + by_reach * portion.reach)
+        if quantity == "recompute_s":  # the share of forward that it is of whole sequences
+            forward = self.total("forward_s", index, index + 1, portion.samples)
+            return self._of_portion("forward_s", index, portion) * (whole / forward if forward else 0.0)
         if quantity.endswith("issue_s"):
             return whole
         if quantity == "saved_bytes" and portion.before:
@@ -440,6 +423,7 @@ _CURVES = (
     "backward_workspace_bytes",
 )
 
+_AGAIN = {"recompute_s": "forward_s", "recompute_issue_s": "forward_issue_s"}  # where it is not known, that
 _HALVES = ("backward_input_s", "backward_weight_s")
 _ISSUED_HALVES = ("backward_input_issue_s", "backward_weight_issue_s")
 _BY_SLICE = {"forward_s": "slice_forward", "backward_s": "slice_backward"}

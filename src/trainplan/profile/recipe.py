@@ -59,6 +59,7 @@ class Recipe:
     tokens: Line = (0.0, 0.0)  # of an output layer that is cut along the vocabulary: those whose losses are summed
     divides: tuple[tuple[str, int], ...] = ()  # what must divide by the ranks: ("heads", 16), ("width", 4096) …
     whole: str = ""  # why nothing of it can be cut; "": something is
+    tail: int = 0  # the last operators of forward, whose results backward does not need
 
     def at(self, line: Line, samples: float) -> float:
         """A line at a number of samples.

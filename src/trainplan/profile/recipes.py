@@ -43,4 +43,5 @@ def _recipe(a: BlockTrace, b: BlockTrace, samples: tuple[int, int]) -> Recipe:
         (one.tokens, two.tokens),
         one.divides,
         one.whole,
+        a.tail,
     )

@@ -10,6 +10,7 @@ _SECONDS = ("accumulate_s", "update_s", "update_issue_s")
 _CURVES = (
     "forward_s", "backward_s", "forward_issue_s", "backward_issue_s",
     "backward_input_s", "backward_weight_s", "backward_input_issue_s", "backward_weight_issue_s", "again_s",
+    "recompute_s", "recompute_issue_s",
 )  # fmt: skip
 _SLICES = ("slice_forward", "slice_backward")  # whose first number is seconds, and whose others are shares
 

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 Fault = tuple[str, Any, str]  # the place, what stands there, and what was expected
 
-BY_SIZE = ("backward_input_s", "backward_weight_s", "backward_input_issue_s", "backward_weight_issue_s", "again_s")
+BY_SIZE = (
+    "backward_input_s", "backward_weight_s", "backward_input_issue_s", "backward_weight_issue_s", "again_s",
+    "recompute_s", "recompute_issue_s",
+)  # fmt: skip
 SLICED = ("slice_forward", "slice_backward")
 TALKS = ("forward_talk", "backward_talk")
 EXCHANGES = ("all_reduce", "reduce_scatter", "all_gather")

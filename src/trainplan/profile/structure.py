@@ -19,7 +19,8 @@ from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.loss import checked, tried
 from trainplan.profile.capture.stage import Stage, value_at
 from trainplan.profile.capture.tokens import tokens_of
-from trainplan.profile.profile import Block, Crossing, Input, Parameter, Profile, Provenance
+from trainplan.profile.profile import Block, Crossing, Input, Parameter, Profile
+from trainplan.profile.provenance import Provenance
 from trainplan.workload.batch import each_tensor, tensors
 from trainplan.workload.origin import origin
 from trainplan.workload.workload import Batch, Workload

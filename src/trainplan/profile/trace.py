@@ -8,7 +8,7 @@ Fake tensors pretend to be on the CPU. Where a GPU would run something else, `gp
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -26,7 +26,7 @@ from trainplan.profile.op import Op
 from trainplan.profile.operators import Followed, Recorder
 from trainplan.profile.shares import share_of
 from trainplan.profile.subject import first_used
-from trainplan.profile.tape import Tape
+from trainplan.profile.tape import Step, Tape
 from trainplan.profile.traced import BlockTrace, Trace, UpdateTrace
 from trainplan.profile.update import state_bytes
 from trainplan.profile.walk import Walk
@@ -70,10 +70,25 @@ def trace(
     found, cut = list[BlockTrace](), set[str]()
     for index, block_trace in enumerate(reversed(traced)):
         share, sliced = share_of(tape.of(index), weights, made[index], saved.each[index], samples)
-        found.append(replace(block_trace, saved_bytes=saved.inside[index], share=share))
+        # Of the last block all is needed: its loss is read when it is run again.
+        ends = index == len(passes) - 1
+        tail = 0 if ends else _tail(tape.of(index), saved.all[index], passes[index].forward)
+        found.append(replace(block_trace, saved_bytes=saved.inside[index], share=share, tail=tail))
         cut |= sliced
     by = {name: tuple(sorted(users)) for name, users in saved.by.items()}
     return Trace(samples, tuple(found), by, frozenset(cut))
+
+
+def _tail(steps: Iterable[Step], saved: Container[int], forward: Sequence[Op]) -> int:
+    """How many operators of a block's forward pass there are after the last one whose result is saved; none, if there
+    is no product among them (`capture/tail.py`)."""
+    wrote = (
+        step.op
+        for step in steps
+        if not step.backward and step.op is not None and any(tensor.storage in saved for tensor in step.writes)
+    )
+    tail = forward[1 + max(wrote, default=-1) :]
+    return len(tail) if any(op.flops for op in tail) else 0
 
 
 @dataclass

@@ -36,6 +36,7 @@ class BlockTrace:
     forward: tuple[Op, ...] = ()
     backward: tuple[Op, ...] = ()
     saved_bytes: int = 0
+    tail: int = 0  # the last operators of forward, whose results backward does not need
     arrivals: dict[str, int] | None = None  # parameter → operators of backward before its gradient
     lives: tuple[Life, ...] = ()
     rest: int = 0  # the moment at which the forward pass is over
@@ -50,9 +51,19 @@ class BlockTrace:
         return id(self.lives)
 
     @property
+    def again(self) -> tuple[Op, ...]:
+        """The operators of running it once more for its backward pass."""
+        return self.forward[: len(self.forward) - self.tail]
+
+    @property
     def flops(self) -> float:
         """Of the forward pass."""
         return sum(op.flops for op in self.forward)
+
+    @property
+    def tail_flops(self) -> float:
+        """Those of them that backward does not need."""
+        return self.flops - sum(op.flops for op in self.again)
 
     @property
     def convolution_flops(self) -> float:

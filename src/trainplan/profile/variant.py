@@ -171,12 +171,15 @@ class _Made:
         # Bytes of a number with a fraction, of those that it has in the profile.
         self.numbers = 0.5 if choice.precision in NARROW and profile.precision not in NARROW else 1.0
         core = tuple(work for work in recipe.forward if work.core)
+        once_more = recipe.forward[: len(recipe.forward) - recipe.tail]
         self.forward_s: Floats = keeping.forward_s if keeping else self._seconds(recipe.forward)
         self.again_s = self._seconds(core) if choice.selective else tuple(0.0 for _ in self.sizes)
         back = keeping.backward_s if keeping else self._seconds(recipe.backward)
         self.backward_s: Floats = tuple(a + b for a, b in zip(back, self.again_s, strict=True))
         again = [work.small for work in core] if choice.selective else []
         self.forward_issue_s = issue_seconds([work.small for work in recipe.forward], "forward", speed)
+        self.recompute_s: Floats = keeping.recompute_s if keeping else self._seconds(once_more)
+        self.recompute_issue_s = issue_seconds([work.small for work in once_more], "forward", speed)
         self.backward_issue_s = issue_seconds([work.small for work in recipe.backward], "backward", speed)
         self.backward_issue_s += issue_seconds(again, "forward", speed)
         self.saved = tuple(self._kept(samples, core=not choice.selective) for samples in self.sizes)
@@ -254,6 +257,8 @@ class _Made:
             forward_issue_s=(self.forward_issue_s,) * len(self.sizes),
             backward_issue_s=(self.backward_issue_s,) * len(self.sizes),
             again_s=self.again_s if self.choice.selective else (),
+            recompute_s=self.recompute_s,
+            recompute_issue_s=(self.recompute_issue_s,) * len(self.sizes),
             accumulate_s=block.accumulate_s * moved,
             update_s=update,
             saved_bytes=self.saved,

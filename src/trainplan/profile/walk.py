@@ -11,7 +11,7 @@ count bytes), and blocks can be run alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +50,11 @@ class Walk:
 
     def forward(self, stage: Stage, index: int) -> None:
         """Run a block; the last one computes the loss too. The crossings that it reads stay, until `leave`."""
+        made = self._run(index, stage.run_block, stage)
+        self.crossings.update({name: tensor.detach() for name, tensor in made.items()})
+
+    def _run(self, index: int, run: Callable[..., None], ends: Stage | None = None) -> dict[str, Tensor]:
+        """Run a block, with a graph from the crossings that it reads to those that it makes (`ends`: and the loss)."""
         block = self.captured.blocks[index]
         leaves = {name: self.crossings[name].detach().requires_grad_(name in self._needs_grad) for name in block.reads}
         env = dict(leaves)
@@ -57,14 +62,19 @@ class Walk:
         if carry:
             self._carries[index] = carry
         with carrying(carry):
-            stage.run_block(index, env, self.batch, self.part)
+            run(index, env, self.batch, self.part)
         made = {name: env[name] for name in block.makes}
         loss = None
-        if index == len(self.captured.blocks) - 1:
+        if ends is not None and index == len(self.captured.blocks) - 1:
             targets = self.part.targets(self.batch.targets) if self.part else self.batch.targets
-            loss = self.loss.function(stage.output(env), targets)
+            loss = self.loss.function(ends.output(env), targets)
         self.graphs[index] = Graph(leaves, made, loss, carry)
-        self.crossings.update({name: tensor.detach() for name, tensor in made.items()})
+        return made
+
+    def again(self, stage: Stage, index: int) -> None:
+        """Run a block that is not the last once more, as for its backward pass. The crossings that it reads are still
+        there, and so are those that it made."""
+        self._run(index, stage.run_again)
 
     def leave(self, index: int) -> None:
         """Forget the crossings that no block after this one reads."""

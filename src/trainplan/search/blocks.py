@@ -66,10 +66,13 @@ class Blocks:
     def __init__(self, lasting: Lasting, loud: Profile, samples: int, fastest: float, joint: bool = False) -> None:
         profile = lasting.profile
         forward, backward = (by_block(loud, name, samples) / fastest for name in ("forward_s", "backward_s"))
+        again = by_block(loud, "recompute_s", samples) / fastest
         if joint:
             forward = forward + by_block(profile, "forward_issue_s", samples) / fastest
             backward = backward + by_block(profile, "backward_issue_s", samples) / fastest
-        self.once, self.again = forward + backward, forward
+            again = again + by_block(profile, "recompute_issue_s", samples) / fastest
+        self.once, self.forth = forward + backward, forward
+        self.again = np.minimum(again, forward)  # of what is recomputed
         self.forward, self.backward = float(forward.sum()), float(backward.sum())
         # Backward in two parts; where no gradient goes back from a block, it may be whole.
         halves = profile.has_halves

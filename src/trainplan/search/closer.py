@@ -263,7 +263,7 @@ def _of_several(sketch: Plan, stages: tuple[int, ...], small: Blocks, hop: float
     groups = [tuple(range(start, start + count)) for start, count in zip(starts.tolist(), sketch.spread, strict=True)]
     sums = np.array([summed(cluster, group) if len(group) > 1 else (0.0, 0.0) for group in groups])
     gradients = np.add.reduceat(small.alone, first)
-    last = once - again + (sketch.recompute == "full") * again
+    last = once - np.add.reduceat(small.forth, first) + (sketch.recompute == "full") * again
     summing = own - last + np.where(gradients > 0, sums[:, 0] + sums[:, 1] * gradients, 0.0)
     if sketch.schedule == "naive":
         own = np.maximum(own, many * (np.cumsum(once[::-1])[::-1] + hop * (sketch.pp - 1 - place)))
@@ -277,7 +277,7 @@ def _at_last(
     if sketch.lines > 1 or sketch.schedule in SPLIT_BACKWARD:
         return 0.0
     mine = slice(0, stages[0])
-    ahead = (sketch.micro - 1 - larger) * small.again[mine].sum() + larger * large.again[mine].sum()
+    ahead = (sketch.micro - 1 - larger) * small.forth[mine].sum() + larger * large.forth[mine].sum()
     return float(ahead + small.once.sum()) + len(stages) * hop
 
 
@@ -305,7 +305,7 @@ def _summing(sketch: Plan, stages: tuple[int, ...], blocks: Blocks, shared: Floa
     adding = np.add.reduceat(blocks.adding, first)
     own = sketch.micro * each + adds(sketch) * adding
     work = np.bincount(np.arange(len(first)) % sketch.pp, weights=own)
-    last = (np.add.reduceat(blocks.once - blocks.again * (not again), first) + adding)[: sketch.pp]
+    last = (np.add.reduceat(blocks.once - blocks.forth * (not again), first) + adding)[: sketch.pp]
     return float((work - last + np.add.reduceat(shared, first)[: sketch.pp]).max())
 
 

@@ -39,8 +39,10 @@ def in_order(
     if sketch.spread or sketch.schedule in SPLIT_BACKWARD or (several and not small.alone[: stages[0]].sum()):
         return 0.0
     sizes = (small, large)
-    forward = np.array([np.add.reduceat(part.again, first) for part in sizes])
-    backward = np.array([np.add.reduceat(part.once - part.again, first) for part in sizes])
+    forward, recomputed = (
+        np.array([np.add.reduceat(getattr(part, name), first) for part in sizes]) for name in ("forth", "again")
+    )
+    backward = np.array([np.add.reduceat(part.once - part.forth, first) for part in sizes])
     adding = np.add.reduceat(small.adding, first)
     known = {0.0: 0.0}
 
@@ -62,7 +64,20 @@ def in_order(
     again = {"full": sketch.micro, "except-last": sketch.micro - 1}.get(sketch.recompute, 0)
     return float(
         _played(
-            begin, stage, micro, goes_back, forward, backward, adding, there, back, sketch.micro, larger, again, kept
+            begin,
+            stage,
+            micro,
+            goes_back,
+            forward,
+            recomputed,
+            backward,
+            adding,
+            there,
+            back,
+            sketch.micro,
+            larger,
+            again,
+            kept,
         )
     )
 
@@ -75,7 +90,7 @@ def behind(sketch: Plan, stages: tuple[int, ...], small: Blocks, sums: float) ->
     step = float(small.stepping[own].sum()) / (sketch.sharers if sketch.zero else 1)
     if sketch.lines > 1:
         return step
-    last = small.once[own].sum() - (not again) * small.again[own].sum() + small.adding[own].sum()
+    last = small.once[own].sum() - (not again) * small.forth[own].sum() + small.adding[own].sum()
     return step + max(0.0, sums - float(last))
 
 
@@ -94,7 +109,7 @@ def _passes(orders: Orders) -> tuple[Ints, Ints, Ints, Bools]:
 
 @njit(cache=True)
 def _played(
-    begin: Ints, stage: Ints, micro: Ints, goes_back: Bools, forward: Floats, backward: Floats,
+    begin: Ints, stage: Ints, micro: Ints, goes_back: Bools, forward: Floats, recomputed: Floats, backward: Floats,
     adding: Floats, there: Floats, back: Floats, count: int, larger: int, again: int, kept: Bools,
 ) -> float:  # fmt: skip
     """When the last pass is over. Ranks go on in turn, each as far as what it reads is there."""
@@ -116,7 +131,7 @@ def _played(
                 start, ready = free[rank], 0.0
                 if goes_back[k]:
                     if m < again:
-                        start += forward[size, s]  # what is recomputed needs no gradient
+                        start += recomputed[size, s]  # which needs no gradient
                     if s < stages - 1:
                         ready = over[1, s + 1, m] + (back[s] if home[s + 1, m] != rank else 0.0)
                     took = backward[size, s] + (adding[s] if found[rank, s] else 0.0)

@@ -48,6 +48,7 @@ def aloud(profile: Profile, cluster: Cluster) -> Profile:
             old,
             forward_s=tuple(np.array(old.forward_s) + seconds(old.forward_talk)),
             backward_s=tuple(np.array(old.backward_s) + seconds(old.backward_talk)),
+            recompute_s=tuple(np.array(old.recompute_s or old.forward_s) + seconds(old.forward_talk)),
         )
 
     return replace(profile, blocks=tuple(map(block, profile.blocks)))

@@ -154,7 +154,9 @@ def flops(program: Program, profile: Profile) -> float:
     for number in program.cost.tolist():
         c = program.classes[number]
         if c.kind in PASSES:
-            forward = sum(block.flops for block in profile.blocks[c.first : c.last])
+            blocks = profile.blocks[c.first : c.last]
+            # Of what is recomputed, all but what backward does not need.
+            forward = sum(block.flops - (block.tail_flops if c.kind is Kind.R else 0.0) for block in blocks)
             total += PASSES[c.kind] * (c.until - c.since) * forward * _whole(c.samples)
     return total / program.steps
 

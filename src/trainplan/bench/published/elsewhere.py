@@ -4,7 +4,7 @@ Each published table of steps has rows that were predicted as for anybody who as
 them. How far these are off, over all tables, is what is told of such predictions: every table counts as much as every
 other, whether it has ten rows or hundreds. Neither how near a device is to one that was measured nor which system runs
 on it says more: the H100, whose rates are nearest to the H200's, is the one whose steps were furthest off (FSDP's, by
-27 % in the median).
+28 % in the median).
 
 Not among them are layers and collectives that were timed by themselves, which are no steps.
 """

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
 
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.exported import Input
-from trainplan.profile.capture.regions import PLAIN, Region, region_of
+from trainplan.profile.capture.regions import PLAIN, region_of
 from trainplan.profile.capture.sliced import Copy, Slice, writer
 
 
 class Code:
     """A function, and where its arguments come from: in this order, slots, reads, inputs, and the samples."""
 
-    function: Callable[..., tuple[Any, ...]]
+    module: fx.GraphModule  # the operators
+    function: Callable[..., tuple[Any, ...]]  # … as they are called
     slots: list[tuple[dict[str, Any], str]]  # the model's tensors: looked up on every call, for they may be replaced
     reads: tuple[str, ...]  # crossings and constants, by name
     inputs: list[Input]  # tensors of the batch
@@ -83,16 +85,29 @@ class Code:
                     copies[node] = copy_node(graph, node, copies)
             else:
                 moved = region.on(exported.device, device)
-                _write_region(graph, root, copies, moved, list(run), set(outputs.values()), copy_node)
+                in_region(graph, root, copies, moved, list(run), set(outputs.values()), copy_node)
         graph.output(tuple(copies[node] for node in outputs.values()))
         self.makes = tuple(outputs)
-        self.function = fx.GraphModule(root, graph).forward
+        self.module = fx.GraphModule(root, graph)
+        self.function = self.module.forward
+
+    def of(self, module: fx.GraphModule) -> Code:
+        """The same with another function."""
+        found = copy.copy(self)
+        found.module, found.function = module, module.forward
+        return found
+
+
+class Entered(Protocol):
+    """Something that code can run in."""
+
+    def entered(self) -> AbstractContextManager[None]: ...
 
 
 class RegionCode(nn.Module):
-    """Some operators, run without gradients or under autocast."""
+    """Some operators, run without gradients, under autocast, or (`tail.py`) without being computed."""
 
-    def __init__(self, region: Region, body: fx.GraphModule) -> None:
+    def __init__(self, region: Entered, body: fx.GraphModule) -> None:
         super().__init__()
         self.region, self.body = region, body
 
@@ -101,16 +116,17 @@ class RegionCode(nn.Module):
             return self.body(*args)
 
 
-def _write_region(
+def in_region(
     graph: fx.Graph,
     root: nn.Module,
     copies: dict[fx.Node, fx.Node],
-    region: Region,
+    region: Entered,
     nodes: list[fx.Node],
     returned: set[fx.Node],
     write: Copy,
+    called: nn.Module | None = None,
 ) -> None:
-    """Print a run of operators as a module of its own, and call it."""
+    """Print a run of operators as a module of its own, and call it; `called` has the modules that they call."""
     inside = set(nodes)
     inner, places = fx.Graph(), {}
     taken = [s for s in dict.fromkeys(s for node in nodes for s in node.all_input_nodes) if s not in inside]
@@ -121,7 +137,7 @@ def _write_region(
     results = [node for node in nodes if node in returned or any(user not in inside for user in node.users)]
     inner.output(tuple(places[node] for node in results))
     name = f"region_{nodes[0].name}"
-    root.add_module(name, RegionCode(region, fx.GraphModule(nn.Module(), inner)))
+    root.add_module(name, RegionCode(region, fx.GraphModule(called or nn.Module(), inner)))
     call = graph.call_module(name, tuple(copies[source] for source in taken))
     for index, node in enumerate(results):
         copies[node] = graph.call_function(_part, (call, index))

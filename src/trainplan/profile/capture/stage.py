@@ -23,6 +23,7 @@ from trainplan.profile.capture.captured import Block, Captured
 from trainplan.profile.capture.code import Code
 from trainplan.profile.capture.exported import Constant
 from trainplan.profile.capture.sliced import Slice
+from trainplan.profile.capture.tail import Watched, without_tail
 from trainplan.workload.workload import Batch
 
 Environment = dict[str, Any]  # crossings and constants of one micro-batch, by name
@@ -53,6 +54,7 @@ class Stage(nn.Module):
         self._inputs = {i.name: i for i in captured.exported.inputs.values() if i.name in wanted}
         self._drops = self._last_reads()
         self._code: dict[tuple[int, Slice | None], Code] = {}
+        self._code_again: dict[tuple[int, Slice | None], Code] = {}
         self._compile_options: dict[str, Any] | None = None
         self._plant()
         self.train(captured.exported.training)
@@ -147,7 +149,7 @@ class Stage(nn.Module):
         found = next((t.device for t in [*self.parameters(), *self.buffers()]), None)
         settled = device or found or self.device
         if settled != self.device:
-            self._device, self._code = settled, {}
+            self._device, self._code, self._code_again = settled, {}, {}
         return self
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -189,17 +191,45 @@ class Stage(nn.Module):
         The last block also puts the leaves of the model's output there, which `output` collects.
         """
         code = self._code.get((index, part)) or self._write(index, part)
-        if code.constants and code.constants[0] not in env:
-            self._run(self._code.get((_CONSTANTS, None)) or self._write(_CONSTANTS), env, batch)
+        self._work_out_constants(code, env, batch)
         self._run(code, env, batch)
 
-    def _run(self, code: Code, env: Environment, batch: Batch) -> None:
+    def run_again(self, index: int, env: Environment, batch: Batch, part: Slice | None = None) -> None:
+        """Run a block once more, for its backward pass alone: what it makes has its graph, and no values where backward
+        does not need them (`tail.py`). A compiled block is one operator for autograd, and is run whole."""
+        if self._compile_options is not None:
+            self.run_block(index, env, batch, part)
+            return
+        plain = self._code.get((index, part)) or self._write(index, part)
+        self._work_out_constants(plain, env, batch)
+        code = self._code_again.get((index, part))
+        if code is None:
+            watched = Watched(plain.module)
+            self._run(plain, env, batch, lambda *args: watched.watch(args))
+            shorter = without_tail(plain.module, watched.needed) if watched.tail_flops else plain.module
+            self._code_again[index, part] = plain.of(shorter)
+        else:
+            self._run(code, env, batch)
+
+    def has_tail(self, index: int) -> bool:
+        """Whether a block that was run again before has one."""
+        again = self._code_again.get((index, None))
+        return again is not None and again.module is not self._code[index, None].module
+
+    def _work_out_constants(self, code: Code, env: Environment, batch: Batch) -> None:
+        if code.constants and code.constants[0] not in env:
+            self._run(self._code.get((_CONSTANTS, None)) or self._write(_CONSTANTS), env, batch)
+
+    def _run(
+        self, code: Code, env: Environment, batch: Batch, function: Callable[..., tuple[Any, ...]] | None = None
+    ) -> None:
+        """Call code, or another function in its place, with what it takes."""
         args: list[Any] = [store[key] for store, key in code.slots]
         args += [env[name] for name in code.reads]
         args += [value_at(batch, item.path) for item in code.inputs]
         if code.counts:
             args.append(batch.samples)
-        env.update(zip(code.makes, code.function(*args), strict=True))
+        env.update(zip(code.makes, (function or code.function)(*args), strict=True))
 
     def output(self, env: Environment) -> Any:
         """The model's output, rebuilt as it was (dicts, tuples, a transformers ModelOutput …)."""
@@ -247,7 +277,7 @@ class Stage(nn.Module):
 
     def compiled(self, **options: Any) -> Stage:
         """Run blocks through `torch.compile` from now on."""
-        self._compile_options, self._code = options, {}
+        self._compile_options, self._code, self._code_again = options, {}, {}
         return self
 
     def _last_reads(self) -> dict[int, tuple[str, ...]]:

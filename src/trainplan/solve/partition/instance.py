@@ -54,7 +54,8 @@ class Instance:
     weights: tuple[float, ...]  # bytes of parameters
     boundary: tuple[float, ...]  # bytes that cross the cut after each block but the last, one way
     saved: tuple[float, ...]  # bytes that a micro-batch in flight keeps for backward
-    forward: tuple[float, ...]  # seconds of forward alone, which recomputation does once more
+    forward: tuple[float, ...]  # seconds of forward alone
+    again: tuple[float, ...]  # seconds of what recomputation does once more: forward, or what backward needs of it
     inputs: tuple[float, ...]  # bytes that a micro-batch in flight keeps of a block that is recomputed
     states: tuple[float, ...]  # bytes that are always there beside one copy of the weights: gradients, optimizer
     speeds: tuple[float, ...]  # of each device
@@ -110,9 +111,10 @@ def instance(
     forward: Column = (),
     inputs: Column = (),
     states: Column = (),
+    again: Column = (),
 ) -> Instance:
     """A chain on one device. What is left out weighs nothing; forward is a third of the seconds, as usual; a recomputed
-    block keeps what it reads, the boundary before it."""
+    block runs forward once more, and keeps what it reads, the boundary before it."""
     blocks = len(seconds)
     if blocks == 0:
         raise InputError("a chain without blocks", "there is nothing to cut", "a chain of one block or more")
@@ -122,9 +124,10 @@ def instance(
         return column if len(column) else otherwise
 
     crossing = filled(boundary, nothing[1:])
+    forth = filled(forward, [t / 3 for t in seconds])
     given = {
         "seconds": seconds, "weights": filled(weights, nothing), "boundary": crossing, "saved": filled(saved, nothing),
-        "forward": filled(forward, [t / 3 for t in seconds]), "inputs": filled(inputs, (0.0, *crossing)),
+        "forward": forth, "again": filled(again, forth), "inputs": filled(inputs, (0.0, *crossing)),
         "states": filled(states, nothing),
     }  # fmt: skip
     for name, values in given.items():

@@ -15,7 +15,7 @@ devices, as each stage takes t · d of them; here t = 1 and the two sums are one
 Each block has two options, and the fastest choice that fits is a knapsack:
 
     plain         time                bytes  weights + states + y · saved
-    recomputed    time + forward      bytes  weights + states + y · inputs + saved
+    recomputed    time + again        bytes  weights + states + y · inputs + saved
 
 Piper solves it greedily: all plain if that fits; else blocks are switched in the order of least seconds a byte until it
 fits. The last switch may save more than was needed, so the stage's time is not always the least; everything outside is
@@ -45,7 +45,7 @@ class Columns(NamedTuple):
     """What the compiled part reads, one value a block (or a cut)."""
 
     time: Floats  # forward and backward
-    again: Floats  # forward once more
+    again: Floats  # what recomputation takes
     plain: Floats  # bytes a micro-batch in flight, plain
     slim: Floats  # … and recomputed
     base: Floats  # bytes whatever is in flight
@@ -58,7 +58,7 @@ def columns(given: Instance, speed: float) -> Columns:
     """Piper's costs of a chain; one rate for all links, the lowest."""
     rate = given.slowest_rate
     return Columns(
-        np.array(given.seconds) / speed, np.array(given.forward) / speed, np.array(given.saved),
+        np.array(given.seconds) / speed, np.array(given.again) / speed, np.array(given.saved),
         np.array(given.inputs), np.array(given.weights) + np.array(given.states), 2 * given.crossing / rate,
         4 * given.arrays["weights"] / (given.micro * rate), min(given.memory),
     )  # fmt: skip

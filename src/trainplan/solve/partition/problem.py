@@ -1,6 +1,6 @@
 """The instance that a model on a cluster is: what a profile and a cluster know, in the few numbers of the papers.
 
-    seconds, forward    of a micro-batch of so many samples, host and device together as the clock counts them
+    seconds, forward, again    of a micro-batch of so many samples, host and device together as the clock counts them
     weights, states     parameters; gradients, optimizer state and running statistics
     saved, inputs       what a micro-batch in flight leaves in a block; what it leaves where blocks are recomputed
     boundary            bytes of all tensors that cross a cut, one way
@@ -49,8 +49,8 @@ def problem(
 
 def recomputed(given: Instance) -> Instance:
     """The same chain with every block recomputed: slower, and lighter in flight."""
-    again = tuple(t + f for t, f in zip(given.seconds, given.forward, strict=True))
-    return replace(given, seconds=again, saved=given.inputs)
+    longer = tuple(t + more for t, more in zip(given.seconds, given.again, strict=True))
+    return replace(given, seconds=longer, saved=given.inputs)
 
 
 def plain(given: Instance) -> Instance:
@@ -84,7 +84,7 @@ def _chain(tables: Tables, cluster: Cluster, samples: int, recompute: str) -> In
         made[c.producer] += size
         read[list(c.consumers)] += size
     given = instance(
-        forward + backward, weights, boundary[:-1], each("saved_bytes") + made, forward, read, states
+        forward + backward, weights, boundary[:-1], each("saved_bytes") + made, forward, read, states, pace("recompute")
     )  # fmt: skip
     return recomputed(given) if recompute != "none" else given
 

@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 class Ranges:
     """Tables for one size of micro-batch; [i, j] is about the blocks i ≤ b < j."""
 
-    seconds: Floats  # forward and backward of each block on the device; with recomputation the forward twice
+    seconds: Floats  # forward and backward of each block on the device; with what is recomputed
     issue: Floats  # seconds of the host that issues them
     traffic: Floats  # bytes that cross the cut after each block, there and back
     fixed: Floats  # [i, j] bytes of a stage beside what is in flight and the batch itself
@@ -151,7 +151,8 @@ def _ranges(profile: Profile, states: Floats, samples: int, recomputes: bool) ->
     fixed += _largest(np.cumsum(begun - over)[:blocks])  # gradients that pass each block
     if recomputes:  # one block at a time is whole, with a second copy of what it hands on
         fixed += _largest(saved + own)
-        seconds, issue = 2 * forward + backward, 2 * forward_issue + backward_issue
+        seconds = forward + per_block("recompute_s") + backward
+        issue = forward_issue + per_block("recompute_issue_s") + backward_issue
         kept = 0.0
     else:
         seconds, issue, each = forward + backward, forward_issue + backward_issue, each + _sums(saved)
