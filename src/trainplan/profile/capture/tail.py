@@ -144,16 +144,17 @@ class _Formed(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         leaves = pytree.tree_leaves((args, given))
-        first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         # A view computes nothing. What writes into what is there (running statistics) is left to do so: whoever runs a
         # block again puts that back.
-        if first is None or function.is_view or function._schema.is_mutable:
+        if not tensors or function.is_view or function._schema.is_mutable:
             return function(*args, **given)
         self.place += 1
         key = self.place, *[_key(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         if key not in self.forms:
             self.forms[key] = _form(function, args, given)
-        device = given.get("device") or first.device
+        # A number may be a tensor of a CPU beside those of a GPU.
+        device = given.get("device") or next((t.device for t in tensors if t.dim()), tensors[0].device)
         return pytree.tree_map_only(Tensor, lambda form: _empty(form, device), self.forms[key])
 
 
