@@ -1,7 +1,7 @@
 """How long a block takes that is run again for its backward pass: less than a forward pass, if it has a tail.
 
-(`capture/tail.py` says what that is.) The two are timed one right after the other, at one size, and the share of the
-one in the other holds for all sizes.
+(`capture/tail.py` says what that is.) The two are timed one right after the other, at one size, and what share of the
+one the other is holds for all sizes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def time_once_more(subject: Subject, stage: Stage, walk: Walk, index: int, size:
 
 
 def once_more(readings: Readings, index: int) -> tuple[float, float] | None:
-    """The shares of a forward pass that running a block again takes of the device and of the host, never more than all;
-    None: it has no tail."""
+    """The shares of a forward pass that running a block again takes of the device and of the host, which may have more to
+    do; None: it has no tail."""
     sizes = [what[1] for what in readings.taken if isinstance(what, tuple) and what[0] == "again" and what[2] == index]
     if not sizes:
         return None
@@ -43,4 +43,4 @@ def once_more(readings: Readings, index: int) -> tuple[float, float] | None:
         )
         for lane in ("run_s", "issue_s")
     )
-    return min(run, 1.0), min(issue, 1.0)
+    return run, issue

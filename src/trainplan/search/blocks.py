@@ -72,7 +72,7 @@ class Blocks:
             backward = backward + by_block(profile, "backward_issue_s", samples) / fastest
             again = again + by_block(profile, "recompute_issue_s", samples) / fastest
         self.once, self.forth = forward + backward, forward
-        self.again = np.minimum(again, forward)  # of what is recomputed
+        self.again = np.minimum(again, forward)  # of what is recomputed, at least
         self.forward, self.backward = float(forward.sum()), float(backward.sum())
         # Backward in two parts; where no gradient goes back from a block, it may be whole.
         halves = profile.has_halves
