@@ -149,6 +149,9 @@ def _sharded() -> list[Case]:
         Case("hsdp", "residual", {"dp": 4, "shard": 2, "zero": 1, "bucket": 200}, fields={"clip_norm": 0.05}),
         Case("zero2", "tied", {"dp": 2, "zero": 2, "bucket": 200}, **grouped),
         Case("zero3", "tied", {**pipeline, "zero": 3, "schedule": "gpipe"}, fields={"clip_norm": 0.05}),
+        # A stage whose only weights are those that another one has, too: nothing of it is shared out.
+        Case("zero1", "tied", {**pipeline, "zero": 1, "schedule": "1f1b", "stages": (1,)}, fields={"clip_norm": 0.05}),
+        Case("zero3", "tied", {**pipeline, "zero": 3, "schedule": "1f1b", "stages": (1,)}, fields={"clip_norm": 0.05}),
         Case("zero3", "tied", {**pipeline, "zero": 3, "schedule": "gpipe", "recompute": "except-last"}),
         Case("zero1", "tied", {**pipeline, "zero": 1, "schedule": "zb-h1"}),
     ]

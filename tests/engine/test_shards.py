@@ -51,3 +51,23 @@ def test_a_weight_without_a_gradient_has_none_of_the_step_before() -> None:
     shards.zero_gradients()
     (3 * weights["a"]).sum().backward()
     assert shards.to_scatter(0).tolist() == [3, 3, 0, 0]
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_states_of_a_weight_without_dimensions_are_taken_from_those_of_whole_ones(name: str) -> None:
+    """A temperature: its moments look like the count of steps, and a rank's part of it has one dimension."""
+    make = getattr(torch.optim, name)
+    whole = {"t": nn.Parameter(torch.tensor(0.5)), "w": nn.Parameter(torch.ones(2))}
+    saved = make(whole.values(), lr=0.1)
+    sum((3 * p).sum() for p in whole.values()).backward()
+    saved.step()
+    unit = Unit(("t", "w"), (1, 2), 4, sharers=1, first=0, last=0)
+    shards = Shards([unit], whole, place=0, zero=1, group=None)
+    optimizer = make(shards.pieces.values(), lr=0.1)
+    shards.take_state(0, {name: saved.state[p] for name, p in whole.items()}, optimizer.state)
+    for piece in shards.pieces.values():
+        piece.grad = torch.ones_like(piece)
+    before = {name: piece.detach().clone() for name, piece in shards.pieces.items()}
+    optimizer.step()
+    assert all(piece.shape == before[name].shape for name, piece in shards.pieces.items())
+    assert all(not torch.equal(piece, before[name]) for name, piece in shards.pieces.items())

@@ -94,8 +94,9 @@ def hold(trainer: Trainer, number: int, layout: Layout) -> Held:
     elsewhere = {name for tie in layout.ties if number in tie.stages[1:] for name in tie.names}
     copies = [plan.rank(trainer.replica, number, line) for line in range(plan.lines)]
     counted = () if copies[0] != trainer.rank else tuple(p for name, p in own.items() if name not in elsewhere)
-    if shards is not None and shards.place:  # what is not shared out the first of those who share counts
-        counted = tuple(shards.pieces.values())
+    # What is not shared out the first of those who share counts: also in a stage of which nothing is.
+    if plan.zero and trainer.replica % plan.sharers:
+        counted = tuple(shards.pieces.values()) if shards is not None else ()
     return Held(
         number=number, stage=stage, module=module, optimizer=optimizer, names=names,
         scheduler=scheduler_of(trainer.workload, optimizer), is_last=number == layout.stages[-1],

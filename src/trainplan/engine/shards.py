@@ -26,6 +26,10 @@ from trainplan.program.lower.units import Unit
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Rprop", "ASGD")
 
 
+# What they keep of a whole weight: of one without dimensions (a temperature), all else looks alike.
+_OF_A_WEIGHT = ("step", "eta", "mu", "mu_product")
+
+
 def check_elementwise(optimizer: torch.optim.Optimizer, zero: int) -> None:
     """Refused where an optimizer needs more of a weight than the elements that a rank has."""
     name = type(optimizer).__name__
@@ -195,7 +199,7 @@ class Shards:
         shapes = {name: w.shape for name, w in zip(self.units[unit].names, self.weights[unit], strict=True)}
         for name, (first, last) in self.units[unit].parts(self.place).items():
             for key, value in whole.get(name, {}).items():
-                part = isinstance(value, Tensor) and value.shape == shapes[name] and value.dim() > 0
+                part = isinstance(value, Tensor) and value.shape == shapes[name] and key not in _OF_A_WEIGHT
                 state[self.pieces[name]][key] = value.reshape(-1)[first:last].clone() if part else value
 
 
