@@ -419,7 +419,7 @@ def build(
 ) -> Trainer:
     """A trainer for this rank, in a loop of your own; every rank that torchrun started calls this.
 
-    `model` is a module with its values (the same on every rank), or a workload or its name. For a module, `loss` and
+    `model` is a module with its values (those of rank 0 count), or a workload or its name. For a module, `loss` and
     `inputs` (an example batch, or a function of samples and seed) are needed, as in `trainplan.workload.user`. What a
     plan in one line leaves open is chosen by the model's estimated times on this rank's kind of device, which must be
     the same on every rank. `backend` is gloo for CPUs; for GPUs nccl (a GPU for each rank), or gloo-staged, which goes

@@ -23,6 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainplan.engine import checkpoint
+from trainplan.engine.agreed import agree
+from trainplan.engine.ambient import refuse_autocast
 from trainplan.engine.asynchronous import Applied, Server, say_goodbye
 from trainplan.engine.crossing import agendas_of, begin, close, keep_agendas, replay, settle
 from trainplan.engine.evaluation import evaluate
@@ -122,6 +124,7 @@ class Trainer:
         self.steps_done = 0
         self.place: dict[str, Any] = {}  # in the data, as whoever feeds us knows it; saved and resumed with the rest
         self._steps_here = 0  # of `steps_done`, those that this process has run
+        self._gathered = -1  # `steps_done` when all weights were whole here, where replicas share them out
         self.recorder = Recorder(self.device, alone=self.is_asynchronous)
         self.server: Server | None = None  # of a rank that serves whoever comes first
         self.record_again: Sequence[Applied] = ()  # that such a server is to repeat
@@ -229,6 +232,7 @@ class Trainer:
         for held in self.part.held.values():
             if held.shards is not None:
                 held.shards.gather()
+        self._gathered = self.steps_done
 
     @property
     def is_current(self) -> bool:
@@ -240,8 +244,12 @@ class Trainer:
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters on this rank, under the model's own names; of a server the pieces that it has. Where replicas
-        share out their states, those that others have stepped are here after `gather`."""
+        share out their states, those that others have stepped are here after `gather`, which has to come first."""
         self.settle()
+        shared = self._part is not None and any(held.shards is not None for held in self._part.held.values())
+        if shared and self._gathered != self.steps_done:
+            why = "each rank has stepped its share of the weights, and has those of the others as they were, if at all"
+            raise RunError(f"weights under zero={self.plan.zero}", why, "trainer.gather() before, on all ranks")
         if self.is_server:
             assert self.part.shard is not None
             return self.part.shard.parameters
@@ -285,6 +293,7 @@ class Trainer:
         batch that was preloaded first.
         """
         started = now()
+        refuse_autocast(self.device)
         if batch is not None:
             self.inputs.refuse_another()
         fed = self.inputs.next() if batch is None else self.inputs.of(batch, whole)
@@ -321,6 +330,7 @@ class Trainer:
 
         Replica 0 does it, with its running statistics.
         """
+        refuse_autocast(self.device)
         self.settle()
         # All replicas, so that process groups are made by all: the first time that one is needed, it is here.
         runner = next(iter(self._runners.values()), None) or self._runner(self.workload.batch)
@@ -334,6 +344,7 @@ class Trainer:
     def load(self, path: str | Path) -> None:
         """Take everything from a checkpoint, whatever plan it was saved under; all ranks call this."""
         checkpoint.load(self, path)
+        self._gathered = -1
 
     def continue_from(self, step: int, seed: int, place: dict[str, Any]) -> None:
         """Go on as the run that had done so many steps with this seed: with its random numbers, from its place."""
@@ -396,6 +407,8 @@ def build(
     untested = find_backend(backend).untested(plan.world)
     if untested and not (dist.is_initialized() and dist.get_rank()):
         print(untested, flush=True)  # first: what was never seen to work may hang
+    if model is not None:
+        agree(model, device)
     skeleton = Skeleton(workload.build)
     skeleton.model.train()
     captured = capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")

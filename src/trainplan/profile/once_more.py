@@ -31,8 +31,8 @@ def time_once_more(subject: Subject, stage: Stage, walk: Walk, index: int, size:
 
 
 def once_more(readings: Readings, index: int) -> tuple[float, float] | None:
-    """The shares of a forward pass that running a block again takes of the device and of the host, which may have more to
-    do; None: it has no tail."""
+    """The shares of a forward pass that running a block again takes of the device and of the host, which may have more
+    to do; None: it has no tail."""
     sizes = [what[1] for what in readings.taken if isinstance(what, tuple) and what[0] == "again" and what[2] == index]
     if not sizes:
         return None
