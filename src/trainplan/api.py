@@ -439,7 +439,7 @@ def build(
     plan, backend = runnable(plan), carrying(backend, device)
     given = {"loss": loss, "optimizer": optimizer, "inputs": inputs, "batch": batch, **fields}
     workload = load(model, **{key: value for key, value in given.items() if value is not None})
-    world = join(backend)[1] if "WORLD_SIZE" in os.environ else 1
+    world = join(backend, until_exit=True)[1] if "WORLD_SIZE" in os.environ else 1
     if not isinstance(plan, Plan):
         place = parse_cluster(ranks(plan, world, device))
         plan = resolve(plan, estimate(workload, place.device(0)), place, workload.batch)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from trainplan.engine.shards import ELEMENTWISE, Shards, check_elementwise
+from trainplan.engine.shards import Shards, check_elementwise
 from trainplan.errors import PlanError
+from trainplan.plan.optimizers import ELEMENTWISE
 from trainplan.program.lower.units import Unit
 
 

@@ -339,6 +339,13 @@ def test_states_are_shared_out_where_memory_asks_for_it_or_the_clock():
     # A step of the optimizer that takes long is shared out though there is room.
     slow = replace(heavy, blocks=tuple(replace(block, update_s=1.0) for block in heavy.blocks))
     assert replicas(slow).zero == 1
+    # … but not of one that may look at whole weights, which no run would share out.
+    whole = replace(slow, optimizer="adafactor")
+    assert replicas(whole).zero == 0
+    with pytest.raises(PlanError, match=r"its optimizer, adafactor, .*Try zero=0, or one of SGD"):
+        predict(plan(dp=4, zero=1, blocks=16), whole, there, batch=8)
+    with pytest.raises(PlanError, match=r"its optimizer is adafactor, .*Try exchange=all-reduce"):
+        predict(plan(dp=4, exchange="p3", slice=MIB, blocks=16), whole, there, batch=8)
 
 
 @pytest.mark.system("zero-r", "P")

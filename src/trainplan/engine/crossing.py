@@ -22,6 +22,7 @@ from trainplan.engine.decided import Exchange
 from trainplan.engine.telling import Telling
 from trainplan.engine.world import groups_of
 from trainplan.errors import PlanError
+from trainplan.plan.optimizers import TENSOR_BY_TENSOR
 from trainplan.plan.text import brief
 from trainplan.program.agenda import Agendas
 from trainplan.program.lower.layout import Layout
@@ -35,18 +36,14 @@ if TYPE_CHECKING:
     from trainplan.engine.recorder import Recorder
     from trainplan.engine.runner import Part, Runner
 
-_TENSOR_BY_TENSOR = (
-    "SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "ASGD",
-)  # fmt: skip
-
 
 def check_optimizer(optimizer: torch.optim.Optimizer, exchange: str) -> None:
     """Refused unless it treats tensors one by one."""
     kind = type(optimizer)
-    if kind not in {getattr(torch.optim, name) for name in _TENSOR_BY_TENSOR}:
+    if kind not in {getattr(torch.optim, name) for name in TENSOR_BY_TENSOR}:
         why = (
             f"it updates weights block by block, while others are still being summed, and a {kind.__name__} may look "
-            f"at several of them at once: only torch's {', '.join(_TENSOR_BY_TENSOR)} are known not to"
+            f"at several of them at once: only torch's {', '.join(TENSOR_BY_TENSOR)} are known not to"
         )
         raise PlanError(f"exchange={exchange} with {kind.__module__}.{kind.__name__}", why, "exchange=all-reduce")
 

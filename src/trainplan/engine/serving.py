@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from trainplan.engine.held import Held
-from trainplan.engine.shards import ELEMENTWISE
 from trainplan.engine.transport import Form
 from trainplan.errors import PlanError
+from trainplan.plan.optimizers import ELEMENTWISE
 from trainplan.plan.text import brief
 from trainplan.program.lower.buckets import Bucket
 from trainplan.program.lower.service import Load, Service

@@ -20,11 +20,8 @@ from torch import Tensor, nn
 
 from trainplan.engine.transport import all_gather
 from trainplan.errors import PlanError
+from trainplan.plan.optimizers import ELEMENTWISE
 from trainplan.program.lower.units import Unit
-
-# Of torch's optimizers those that treat every element alone, and make their state when they first step.
-ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Rprop", "ASGD")
-
 
 # What they keep of a whole weight: of one without dimensions (a temperature), all else looks alike.
 _OF_A_WEIGHT = ("step", "eta", "mu", "mu_product")

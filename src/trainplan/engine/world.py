@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -19,8 +21,8 @@ _FAILURE = "failure"  # where a rank that fails leaves what it says
 _store: dist.Store | None = None  # of this attempt
 
 
-def join(backend: str = "gloo", timeout: timedelta = TIMEOUT) -> tuple[int, int]:
-    """Join the ranks that torchrun started; (rank, world).
+def join(backend: str = "gloo", timeout: timedelta = TIMEOUT, until_exit: bool = False) -> tuple[int, int]:
+    """Join the ranks that torchrun started; (rank, world). `until_exit`: nobody else sees to leaving them.
 
     torchrun restarts workers under the same store, where the addresses of the dead attempt still stand; so every
     attempt has a prefix of its own.
@@ -45,7 +47,16 @@ def join(backend: str = "gloo", timeout: timedelta = TIMEOUT) -> tuple[int, int]
     dist.init_process_group(
         "gloo" if backend != "nccl" else "nccl", store=prefixed, rank=rank, world_size=world, timeout=timeout
     )
+    if until_exit:
+        atexit.register(_leave_in_peace)
     return rank, world
+
+
+def _leave_in_peace() -> None:
+    """A group that is there when C++ cleans up may abort the process. (After an error its messages may never come, and
+    leaving would wait for them: then the process ends as it is.)"""
+    if not hasattr(sys, "last_value"):
+        leave()
 
 
 def tell(text: str) -> None:

@@ -13,6 +13,7 @@ from trainplan.errors import PlanError, closest
 from trainplan.plan.decided import DECIDED, check_decided, check_decided_model
 from trainplan.plan.exchanges import check_exchange
 from trainplan.plan.offload import check_offload
+from trainplan.plan.optimizers import check_optimizer
 from trainplan.plan.order import GIVEN, known
 from trainplan.plan.plan import WORDS, Plan, usual_lines, usual_placement
 from trainplan.plan.served import ASYNCHRONOUS, check_served, check_served_model, fewer_devices
@@ -223,11 +224,12 @@ def _slices(plan: Plan, asked: str) -> None:
 
 def check_model(plan: Plan, profile: Profile) -> Plan:
     """The plan itself, if its slices are slices of this model's sequences, and these can be cut (a sketch may leave
-    the slices open); if its servers have something to serve; and if its exchange does not ask for what this model's
-    training forbids."""
+    the slices open); if its servers have something to serve; and if it asks for nothing that the model's training
+    forbids."""
     asked = f"plan {brief(plan)!r} for {profile.workload}"
     check_served_model(plan, profile, asked)
     check_sliced_model(plan, profile, asked)
+    check_optimizer(plan, profile, asked)
     if plan.exchange in DECIDED:
         check_decided_model(plan, profile)
     if plan.schedule != SLICED:

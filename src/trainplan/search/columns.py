@@ -28,6 +28,7 @@ import numpy as np
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError
 from trainplan.plan import rules
+from trainplan.plan.optimizers import shares
 from trainplan.plan.plan import WORDS, Plan, plan
 from trainplan.plan.sliced import SELECTIVE
 from trainplan.plan.text import brief
@@ -121,7 +122,7 @@ def space(
                 dp = left // pp
                 key = pp, dp > 1
                 if key not in known:
-                    known[key] = _ways(*key, blocks, profile.has_halves, recompute)
+                    known[key] = _ways(*key, blocks, profile.has_halves, recompute, shares(profile.optimizer))
                 groups = [0, *([inside] if 1 < inside < dp and dp % inside == 0 else [])]
                 for fewest, ways in known[key].items():
                     found += list(_rows(dp, tp, pp, ways, _counts(dp, pp, fewest, batch), groups))
@@ -176,7 +177,9 @@ def _can_share(profile: Profile, tp: int) -> bool:
     return True
 
 
-def _ways(pp: int, several: bool, blocks: int, in_parts: bool, recompute: list[int]) -> dict[int, Ints]:
+def _ways(
+    pp: int, several: bool, blocks: int, in_parts: bool, recompute: list[int], shared: bool
+) -> dict[int, Ints]:  # fmt: skip
     """By the fewest micro-batches that they need: orders of work, with chunks, recomputation and what is shared out."""
     found: dict[int, list[tuple[int, ...]]] = {}
     for outline in outlines(1 + several, pp, blocks, in_parts):
@@ -185,7 +188,7 @@ def _ways(pp: int, several: bool, blocks: int, in_parts: bool, recompute: list[i
             sketch = replace(outline, micro=fewest, recompute=WORDS["recompute"][again])
             if not rules.is_order(sketch):
                 continue
-            zeros = [0, *(zero for zero in (1, 2, 3) if rules.can_share(replace(sketch, zero=zero)))]
+            zeros = [0, *(zero for zero in (1, 2, 3) if shared and rules.can_share(replace(sketch, zero=zero)))]
             schedule = WORDS["schedule"].index(outline.schedule)
             found.setdefault(fewest, []).extend(
                 (schedule, outline.chunks, outline.pairs, again, zero) for zero in zeros

@@ -18,6 +18,7 @@ import numpy as np
 
 from trainplan.cluster.cluster import Cluster
 from trainplan.errors import PlanError, nearest
+from trainplan.plan.optimizers import shares
 from trainplan.plan.plan import WORDS, Plan, plan
 from trainplan.predict.planned import planned
 from trainplan.predict.predict import Prediction
@@ -205,7 +206,7 @@ def _offloaded(found: Outcome) -> list[Prediction]:
     for row in rows.tolist():
         for away in sent_away(space.sketch(row)):
             least = states[row] / away.pp / (away.sharers if away.zero else 1)
-            if left and least <= usable(space.cluster):
+            if left and least <= usable(space.cluster) and (shares(space.profile.optimizer) or not away.zero):
                 left -= 1
                 standing.add(draft(away, space.cluster, space.batch, found.tables(row)), row)
     return _refined(found)[0]
