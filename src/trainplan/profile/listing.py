@@ -43,6 +43,7 @@ def listed(
     stored, lower = PRECISIONS[precision]
     model = Skeleton(workload.build).model
     captured = capture(model.to(stored) if stored else model, in_type(workload.inputs(2, 0), stored), workload.loss)
+    given = in_type(workload.inputs(samples, 0), stored)  # with values, which the user's function may look at
     parts: dict[str, list[Listed]] = {}
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
         values: dict[str, Tensor] = {}
@@ -50,8 +51,8 @@ def listed(
             value = torch.empty(item.shape, dtype=item.dtype)
             values[name] = nn.Parameter(value, item.trainable) if item.kind == "parameter" else value
         stage = captured.stage(0, len(captured.blocks)).bind(values, "cpu")
-        batch = each_tensor(in_type(workload.inputs(samples, 0), stored), mode.from_tensor)
-        valued = without_values(workload.loss, lambda: in_type(workload.inputs(samples, 0), stored).targets)
+        batch = each_tensor(given, mode.from_tensor)
+        valued = without_values(workload.loss, given.targets)
         recorder = Recorder(gpu is not None, lists=True, like=gpu)
         with OnGpu(lower, gpu) if gpu else nullcontext(), recorder:
             _, output = stage({}, batch)

@@ -43,12 +43,13 @@ def trace(
     `gpu`: as that one would run it.
     """
     passes = [_Passes() for _ in captured.blocks]
+    values = workload.inputs(samples, 0)  # made with values: the user's function may look at them (`.item()`, `tolist`)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.enable_grad():
         stage = _fake_stage(captured)
-        batch = each_tensor(workload.inputs(samples, 0), mode.from_tensor)
+        batch = each_tensor(values, mode.from_tensor)
         recorder = Recorder(gpu is not None)
         saved = Saved([*stage.parameters(), *stage.buffers(), *tensors(batch).values()], recorder.bytes_of)
-        loss = without_values(workload.loss, lambda: workload.inputs(samples, 0).targets)
+        loss = without_values(workload.loss, values.targets)
         walk = Walk(captured, batch, loss)
         tape, made = Tape(recorder), []
         with OnGpu(lower, replace(gpu, any_width=True)) if gpu else nullcontext(), recorder, tape:

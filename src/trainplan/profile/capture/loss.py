@@ -54,8 +54,8 @@ def tried(output: Any, targets: Any, work: Callable[[Any, Any], Found]) -> tuple
     raise last
 
 
-def without_values(loss: Loss, targets: Callable[[], Any]) -> Loss:
-    """The same loss where operators are traced on fake tensors; `targets()` are the batch's, with values."""
+def without_values(loss: Loss, targets: Any) -> Loss:
+    """The same loss where operators are traced on fake tensors; `targets` are the batch's, with values."""
     return replace(loss, function=partial(_traced, loss, targets))
 
 
@@ -68,9 +68,7 @@ def checked(value: Any) -> Tensor:
     return value
 
 
-def _traced(loss: Loss, targets: Callable[[], Any], output: Any, fakes: Any) -> Tensor:
-    with _disable_current_modes():
-        values = targets()
+def _traced(loss: Loss, values: Any, output: Any, fakes: Any) -> Tensor:
     with saved_tensors_hooks(_same, _same):  # whoever counts what is saved counts this once
         kind, _ = tried(output, values, loss.function)
     if kind != "real":
