@@ -71,7 +71,7 @@ def of(model: type[nn.Module], optimizer: str = "adamw") -> Workload:
 def held(job: Workload, chosen: Plan | None = None, tamper=lambda captured: None, samples: int = 9) -> Difference:
     """The row of `compare` for a workload; `tamper` may spoil its capture first."""
     skeleton = Skeleton(job.build)
-    captured = capture(skeleton.model.train(), job.inputs(2, 0), job.loss, device="cpu")
+    captured = capture(skeleton.model, job.inputs(2, 0), job.loss, device="cpu")
     tamper(captured)
     chosen = chosen or plan(dp=2, micro=2, blocks=len(captured.blocks))
     batches = [job.inputs(samples, step) for step in range(3)]
@@ -289,7 +289,7 @@ def test_class_weights_weigh_the_parts_of_a_batch():
     _, job, blocks = of_file(loss="class_weights")
     job = in_double(job)
     skeleton = Skeleton(job.build)
-    captured = capture(skeleton.model.train(), job.inputs(2, 0), job.loss, device="cpu")
+    captured = capture(skeleton.model, job.inputs(2, 0), job.loss, device="cpu")
     batches = [job.inputs(8, step) for step in range(2)]
     whole, parts = (
         train_alone(chosen, job, captured, skeleton.materialise(None, 5), batches, 7)

@@ -65,7 +65,6 @@ LEAST_PUSHES = 12  # of a worker that goes on without the others: the first ones
 def _captured(name: str) -> tuple[Workload, Skeleton, Captured, Profile]:
     workload = load(name)
     skeleton = Skeleton(workload.build)
-    skeleton.model.train()
     captured = capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
     return workload, skeleton, captured, structure(captured, workload, workload.inputs(2, 0))
 

@@ -36,6 +36,7 @@ from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.capture.verify import verify
 from trainplan.profile.structure import structure
 from trainplan.units import some
+from trainplan.workload.modes import in_training
 from trainplan.workload.workload import Batch, Workload
 
 AGAINST_OWN = "captured against your model"
@@ -137,7 +138,6 @@ class OneProcess:
 
 def _one_process(plan: Plan, workload: Workload, steps: int, batch: int, seed: int) -> OneProcess:
     skeleton = Skeleton(workload.build)
-    skeleton.model.train()
     example = workload.inputs(2, 0)
     captured = capture(skeleton.model, example, workload.loss, device="cpu")
     structure(captured, workload, example)  # refuses what cannot be trained, as a run does
@@ -200,7 +200,7 @@ def _own_model(workload: Workload, skeleton: Skeleton, seed: int) -> nn.Module:
     with torch.no_grad():
         for name, tensor in values_of(model).items():
             tensor.copy_(values[name])
-    return model.train()
+    return in_training(model)
 
 
 def _against_own(plan: Plan, one: OneProcess, exactness: Exactness) -> Difference:

@@ -65,7 +65,7 @@ def _trainer(team: Team) -> Trainer:
         loss="mse", batch=MICRO_BATCHES * SAMPLES,
     )  # fmt: skip
     skeleton = Skeleton(workload.build)
-    captured = capture(skeleton.model.train(), workload.inputs(SAMPLES, 0), workload.loss, device="cpu")
+    captured = capture(skeleton.model, workload.inputs(SAMPLES, 0), workload.loss, device="cpu")
     blocks = len(captured.blocks)
     choices = plan(
         pp=team.count, micro=MICRO_BATCHES, schedule="gpipe" if team.count > 1 else "naive", blocks=blocks,

@@ -29,6 +29,7 @@ from trainplan.profile.capture.tensors import values_of
 from trainplan.program.program import Ints
 from trainplan.program.schedules import orders_of
 from trainplan.workload.batch import split as split_batch
+from trainplan.workload.modes import in_training
 from trainplan.workload.workload import Batch, Workload
 
 
@@ -70,7 +71,7 @@ def train_eager(
     plan: Plan, workload: Workload, captured: Captured, model: nn.Module, batches: Sequence[Batch]
 ) -> Trained:
     """Train the user's own model in this process, on the same pieces; the capture only says which buffers are whose."""
-    model.train()
+    in_training(model)
     held = values_of(model)
 
     def forward(piece: Batch, step: int, replica: int, micro: int) -> Any:

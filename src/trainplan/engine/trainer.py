@@ -410,7 +410,6 @@ def build(
     if model is not None:
         agree(model, device)
     skeleton = Skeleton(workload.build)
-    skeleton.model.train()
     captured = capture(skeleton.model, workload.inputs(2, 0), workload.loss, device="cpu")
     if not verified:
         hold_against_eager(captured, workload, sum(p.nbytes for p in skeleton.model.parameters()))

@@ -11,6 +11,7 @@ from trainplan.profile import machine
 from trainplan.profile.capture.captured import Captured
 from trainplan.profile.capture.verify import verify
 from trainplan.units import gib
+from trainplan.workload.modes import in_training
 from trainplan.workload.workload import Workload
 
 _CPU = torch.device("cpu")
@@ -33,4 +34,4 @@ def hold_against_eager(captured: Captured, workload: Workload, weights: int) -> 
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         model = workload.build().to(_CPU)
-    verify(captured, model.train(), workload.inputs(2, 0), workload.loss, inputs=workload.inputs)
+    verify(captured, in_training(model), workload.inputs(2, 0), workload.loss, inputs=workload.inputs)

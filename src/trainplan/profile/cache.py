@@ -26,6 +26,7 @@ from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.measure import SECONDS, Progress, measure
 from trainplan.profile.profile import Profile
 from trainplan.workload.call import Call
+from trainplan.workload.modes import kept_in_evaluation
 from trainplan.workload.origin import origin
 from trainplan.workload.workload import Loss, Workload
 
@@ -137,7 +138,8 @@ def _model(workload: Workload) -> str:
     model = Skeleton(workload.build).model
     sources = sorted({_source(type(module)) for module in model.modules()})
     shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
-    return hashlib.sha256(repr((str(model), sources, shapes)).encode()).hexdigest()[:16]
+    modes = kept_in_evaluation(model)
+    return hashlib.sha256(repr((str(model), sources, shapes, modes)).encode()).hexdigest()[:16]
 
 
 def _source(kind: type) -> str:

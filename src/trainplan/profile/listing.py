@@ -23,6 +23,7 @@ from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.on_gpu import OnGpu, at_once
 from trainplan.profile.operators import Listed, Recorder
 from trainplan.workload.batch import each_tensor
+from trainplan.workload.modes import in_training
 from trainplan.workload.optimizer import make
 from trainplan.workload.workload import Batch, Workload
 
@@ -91,7 +92,7 @@ def profiled(
     transformers then make masks that they leave out in eager mode.)
     """
     stored, lower = PRECISIONS[precision]
-    model = workload.build().to(device=device, dtype=stored)
+    model = in_training(workload.build()).to(device=device, dtype=stored)
     batch = each_tensor(in_type(workload.inputs(max(2, samples), 0), stored), lambda tensor: tensor.to(device))
     captured = capture(model, batch, workload.loss)
     stage = captured.stage(0, len(captured.blocks)).bind(values_of(model), device)

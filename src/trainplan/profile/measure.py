@@ -34,6 +34,7 @@ from trainplan.profile.trace import trace
 from trainplan.profile.traced import Trace
 from trainplan.profile.update import time_updates
 from trainplan.units import gib
+from trainplan.workload.modes import in_training
 from trainplan.workload.workload import Workload
 
 SECONDS = 10.0  # of timing, roughly; capturing and the first runs come on top
@@ -124,7 +125,7 @@ def _prepare(workload: Workload, device: torch.device, limit: float, verify: boo
     if 2 * weights <= machine.free_bytes(torch.device("cpu")) * MEMORY_SHARE and 4 * weights <= limit:
         with torch.random.fork_rng(_cuda(device)):
             torch.manual_seed(0)
-            model = workload.build()
+            model = in_training(workload.build())
     captured = capture(skeleton.model, example, workload.loss)
     if verify and model is not None:
         hold_against_eager(captured, model, example, workload.loss, inputs=workload.inputs)

@@ -29,6 +29,7 @@ from trainplan.profile.capture.refuse import Watch
 from trainplan.profile.capture.state import changed, python_state, settles
 from trainplan.profile.capture.tensors import Held, held, replaced, values_of
 from trainplan.profile.capture.tidy import tidy
+from trainplan.workload.modes import kept_in_evaluation
 from trainplan.workload.workload import Batch
 
 
@@ -156,6 +157,7 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
     if watch.stateful:
         watch.notes += _not_settled(model, fakes, tensors, leaves, spec, device)
 
+    watch.notes += _in_evaluation(model)
     given = [path for path, leaf in paths if isinstance(leaf, Tensor)]
     inputs = [
         Input(name, _keys(path), tuple(tensor.shape), tensor.stride(), tensor.dtype, split)
@@ -171,9 +173,22 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
         arguments=(len(batch.args), set(batch.kwargs)),
         device=device,
         example_samples=batch.samples,
-        training=model.training,
+        training=any(module.training for module in model.modules()),
         notes=watch.told(),
     )
+
+
+def _in_evaluation(model: nn.Module) -> list[str]:
+    """A note if parts are to learn in evaluation mode: whoever always calls `model.train()` may not have meant it."""
+    parts = [
+        repr(name) if name else "the model itself"
+        for name in kept_in_evaluation(model)
+        if any(parameter.requires_grad for parameter in model.get_submodule(name).parameters())
+    ]
+    if not parts:
+        return []
+    more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+    return [f"{', '.join(parts[:3])}{more}: trained in evaluation mode, as the model was given (else call its train())"]
 
 
 def _not_settled(

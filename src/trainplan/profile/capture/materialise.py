@@ -36,6 +36,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from trainplan.errors import ModelError, nearest
 from trainplan.profile.capture.cuts import written_arguments
 from trainplan.profile.capture.tensors import held, values_of
+from trainplan.workload.modes import in_training
 
 # In-place operators that leave nothing of what was there before.
 _OVERWRITES = {
@@ -67,7 +68,7 @@ class Registration:
 
 
 class Skeleton:
-    """A model without values: its parameters are on the meta device.
+    """A model without values: its parameters are on the meta device. It is in the modes in which it is trained.
 
     >>> skeleton = Skeleton(lambda: nn.Linear(1000, 1000))
     >>> skeleton.model.weight.is_meta, [event.name for event in skeleton.registrations]
@@ -99,6 +100,7 @@ class Skeleton:
                 # It reads values that a meta tensor does not have. (If it is broken, it raises again here.)
                 self.whole_build = f"the constructor computes with the values of its parameters ({_line(error)})"
                 self.model = _emptied(build())
+        in_training(self.model)
         name_of = {id(tensor): name for name, tensor in values_of(self.model).items()}
         self.registrations = [Registration(key, tuple(p.shape), name_of.get(id(p))) for key, p in events]
 
