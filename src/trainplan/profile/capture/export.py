@@ -77,6 +77,7 @@ class _Flat(nn.Module):
                         )
                     old.copy_(new.detach())
                     module._buffers[key] = old
+                    self.watch.replaced.add(f"{name}.{key}" if name else key)
             for key, value in vars(module).items():
                 if key.startswith("_") or (key in attributes and attributes[key] is value):
                     continue
@@ -175,6 +176,7 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
         example_samples=batch.samples,
         training=any(module.training for module in model.modules()),
         notes=watch.told(),
+        replaced=frozenset(watch.replaced),
     )
 
 

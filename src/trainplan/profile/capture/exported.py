@@ -67,6 +67,7 @@ class Exported:
     example_samples: int
     training: bool
     notes: list[str]
+    replaced: frozenset[str]  # buffers in whose place forward puts other tensors: the graph writes them instead
 
     @property
     def operators(self) -> list[fx.Node]:

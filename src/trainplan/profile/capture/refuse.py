@@ -56,6 +56,7 @@ class Watch:
         self.refusals: list[ModelError] = []
         self.notes: list[str] = []
         self.dropped: dict[str, str] = {}
+        self.replaced: set[str] = set()  # buffers in whose place forward puts other tensors
         self.stateful = False  # forward changed some attribute of a module
 
     @property

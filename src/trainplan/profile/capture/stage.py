@@ -24,6 +24,7 @@ from trainplan.profile.capture.code import Code
 from trainplan.profile.capture.exported import Constant
 from trainplan.profile.capture.sliced import Slice
 from trainplan.profile.capture.tail import Watched, without_tail
+from trainplan.profile.capture.tensors import within_parameters
 from trainplan.workload.workload import Batch
 
 Environment = dict[str, Any]  # crossings and constants of one micro-batch, by name
@@ -99,6 +100,14 @@ class Stage(nn.Module):
                 "materialise(build, set(stage.holds), …)",
             )
         device = None if device is None else _exact(device)
+        # Where forward puts another tensor in the place of one, the graph writes into that: not into a parameter.
+        apart = within_parameters(values) & self.writes
+        for name in sorted(apart - self.captured.exported.replaced):
+            raise ModelError(
+                f"value of {name!r}",
+                "it lies in the memory of a parameter, which forward changes through it, and a plan holds them apart",
+                "writing the parameter itself, in forward under torch.no_grad()",
+            )
         for name in self.holds:
             item, value = self.captured.exported.held[name], values[name]
             if tuple(value.shape) != item.shape or value.dtype != item.dtype:
@@ -115,10 +124,15 @@ class Stage(nn.Module):
                     value = nn.Parameter(value.detach(), item.trainable)
                 owner._parameters[key] = value
             else:
-                owner._buffers[key] = value.detach()
+                owner._buffers[key] = value.detach().clone() if name in apart else value.detach()
         if device is None and not self.holds:  # nothing of its own says where it is
             device = next((value.device for value in values.values()), self.captured.exported.device)
         return self._settle(device)
+
+    @property
+    def writes(self) -> set[str]:
+        """Names of the model's tensors that it writes."""
+        return {name for block in self.captured.blocks[self.first : self.last] for name in block.writes}
 
     @property
     def device(self) -> torch.device:
@@ -264,8 +278,7 @@ class Stage(nn.Module):
     def buffers_kept(self, only: set[str] | None = None) -> Iterator[None]:
         """Buffers (all, or only these) as they were, afterwards: for running blocks a second time (recomputation,
         timing), or as another copy of them would."""
-        names = {name for block in self.captured.blocks[self.first : self.last] for name in block.writes}
-        names = names if only is None else names & only
+        names = self.writes if only is None else self.writes & only
         buffers = [owner._buffers[key] for owner, key in map(self._owner, names) if key in owner._buffers]
         saved = [(buffer, buffer.detach().clone()) for buffer in buffers if buffer is not None]
         try:

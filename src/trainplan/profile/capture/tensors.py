@@ -104,6 +104,19 @@ def values_of(model: nn.Module) -> dict[str, Tensor]:
     return values
 
 
+def within_parameters(values: Mapping[str, Tensor]) -> set[str]:
+    """The tensors, other than parameters, that lie in the memory of one (`weight` of the old spectral_norm does).
+
+    >>> linear = nn.Linear(2, 2)
+    >>> linear.view = linear.weight.data
+    >>> within_parameters(values_of(linear))
+    {'view'}
+    """
+    memory = {v.untyped_storage()._cdata for v in values.values() if isinstance(v, nn.Parameter)}
+    others = {name: value for name, value in values.items() if not isinstance(value, nn.Parameter)}
+    return {name for name, value in others.items() if value.untyped_storage()._cdata in memory}
+
+
 @contextmanager
 def replaced(model: nn.Module, values: Mapping[str, Tensor], attributes_as_buffers: bool = False) -> Iterator[None]:
     """Put other tensors (by first name) in the place of the model's own, under all their names, for a while.

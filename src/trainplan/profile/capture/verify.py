@@ -3,7 +3,8 @@
 Both start from the same values and the same random state. Eager runs the model in one piece; the chain runs every
 block as a stage of its own, on tensors that were cut from the graph of the stage before (as if received), with
 gradients handed back from stage to stage. The chain draws random numbers in the order in which eager does, so dropout
-stays on and the masks are the same. Compared are the loss, the output, every gradient, and every buffer afterwards.
+stays on and the masks are the same. Compared are the loss, the output, every gradient, and every buffer afterwards, and
+what a pass writes into parameters.
 
 Eager also runs again, twice: a model that answers the same question differently, or whose Python state does not come
 to rest (`state.py`), is more than any graph of operators, and is refused.
@@ -27,7 +28,7 @@ from trainplan.profile.capture.loss import checked
 from trainplan.profile.capture.mean import Inputs, hold_to_mean
 from trainplan.profile.capture.stage import Stage
 from trainplan.profile.capture.state import CALLS, State, kept, python_state, settled
-from trainplan.profile.capture.tensors import entries_of, put, replaced, values_of
+from trainplan.profile.capture.tensors import entries_of, put, replaced, values_of, within_parameters
 from trainplan.workload.workload import Batch, Loss
 
 # Allowed difference, as a share of the largest element of the tensor. The operators are the same; only the order in
@@ -56,7 +57,7 @@ def verify(
         found, output = _chain(captured, values, batch, loss, seed)
         with kept(model):
             hold_to_mean(output, batch, loss, inputs, run=_in_evaluation(model, values))
-    worst = _compare(expected, found, allowed, _mismatch)
+    worst = _compare(_unwritten(found, expected) | expected, found, allowed, _mismatch)
     captured.verified = True
     return worst
 
@@ -110,7 +111,8 @@ def run_split(
 
 # -- the two sides --------------------------------------------------------------------------------------------------
 
-Result = dict[str, Tensor | None]  # "loss", "output 0", "gradient of …", "buffer …"
+Result = dict[str, Tensor | None]  # "loss", "output 0", "gradient of …", "buffer …", "parameter …"
+_PARAMETER = "the parameter "  # that forward wrote into
 
 
 def _fresh(values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -123,6 +125,26 @@ def _fresh(values: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+@contextmanager
+def _given_back(values: Mapping[str, Tensor]) -> Iterator[Result]:
+    """Parameters have their values again afterwards; those that were written are given as they were left."""
+    before = {name: value.detach().clone() for name, value in values.items() if isinstance(value, nn.Parameter)}
+    written: Result = {}
+    try:
+        yield written
+    finally:
+        for name, value in before.items():
+            now = values[name].detach()
+            if not torch.equal(now, value):
+                written[f"{_PARAMETER}{name} after forward"] = now.clone()
+                now.copy_(value)
+
+
+def _unwritten(one: Result, other: Result) -> Result:
+    """The parameters that one side writes and the other does not: None, as of the other."""
+    return {name: None for name in one if name.startswith(_PARAMETER) and name not in other}
+
+
 def _eager_again_and_again(
     model: nn.Module, batch: Batch, loss: Loss, seed: int, allowed: Mapping[torch.dtype, float]
 ) -> Result:
@@ -132,7 +154,7 @@ def _eager_again_and_again(
     settled(model, [first.state, *(other.state for other in others)])
     lasting = {name: value for name, value in first.result.items() if not name.startswith("the grad")}
     for other in others:
-        _compare(lasting, other.result, allowed, _moody)
+        _compare(_unwritten(other.result, lasting) | lasting, other.result, allowed, _moody)
     return first.result
 
 
@@ -146,8 +168,9 @@ def _eager(
 ) -> tuple[Result, State]:
     # What forward put there in a call before, and is no part of the model as it was given: it stays what forward made.
     own = {name: tensor for name, tensor in values_of(model).items() if name not in given}
-    values = _fresh(given)
-    with replaced(model, values | own):
+    # What lies in a parameter's memory stays there: forward may write into the parameter through it.
+    values = _fresh(given) | {name: given[name].detach() for name in within_parameters(given)}
+    with replaced(model, values | own), _given_back(given) as written:
         torch.manual_seed(seed)
         try:
             output = model(*_own(batch.args), **_own(batch.kwargs))
@@ -164,7 +187,7 @@ def _eager(
         made = [entry for entry in entries_of(model) if entry[0] not in given]
     for _name, kind, owner, key, tensor in made:
         put(kind, owner, key, tensor)
-    return found, state
+    return found | written, state
 
 
 def _chain(captured: Captured, values: dict[str, Tensor], batch: Batch, loss: Loss, seed: int) -> tuple[Result, Any]:
@@ -173,8 +196,9 @@ def _chain(captured: Captured, values: dict[str, Tensor], batch: Batch, loss: Lo
     after = dict(fresh)
     torch.manual_seed(seed)
     own = Batch(batch.samples, _own(batch.args), _own(batch.kwargs), batch.targets)
-    value, output = run_split(stages, own, loss)
-    return _result(value, output, fresh, after), output
+    with _given_back(values) as written:
+        value, output = run_split(stages, own, loss)
+    return _result(value, output, fresh, after) | written, output
 
 
 def _in_evaluation(model: nn.Module, values: dict[str, Tensor]) -> Callable[[Batch], Any]:
