@@ -4,7 +4,8 @@
     trainplan.predict("profile.json", "dp=4", cluster="2x8xH100-SXM")
 
 The functions are the commands, with the same names and arguments (`trainplan.api`); `trainplan.build` makes a trainer
-for your own training loop, and `trainplan.load` a `Workload` of your own model. Nothing is imported before it is used.
+for your own training loop, `trainplan.load` a `Workload` of your own model, and `trainplan.load_weights` gets the
+trained model out of a checkpoint. Nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ COMMANDS = (
     "profile", "cluster", "device", "roofline", "predict", "recommend", "budget", "explain", "run", "compare",
     "systems", "timeline", "study", "calibrate",
 )  # fmt: skip
-_WORKLOADS = {  # name → where it is
+_ELSEWHERE = {  # name → where it is
     "load": "trainplan.workload.load",
+    "load_weights": "trainplan.engine.trained",
     "Workload": "trainplan.workload.workload",
     "Batch": "trainplan.workload.workload",
     "Loss": "trainplan.workload.workload",
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         systems,
         timeline,
     )
+    from trainplan.engine.trained import load_weights
     from trainplan.workload.load import load
     from trainplan.workload.workload import Batch, Loss, Workload
 
@@ -89,16 +92,17 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("trainplan.api"), name)
     if name == "build":
         return importlib.import_module("trainplan.api").build
-    if name in _WORKLOADS:
-        return getattr(importlib.import_module(_WORKLOADS[name]), name)
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *COMMANDS, *_WORKLOADS, "build"})
+    return sorted({*globals(), *COMMANDS, *_ELSEWHERE, "build"})
 
 
 __all__ = [
     "COMMANDS", "Batch", "Loss", "Workload", "__version__", "budget", "build", "calibrate", "cluster", "compare",
-    "device", "explain", "load", "predict", "profile", "recommend", "roofline", "run", "study", "systems", "timeline",
+    "device", "explain", "load", "load_weights", "predict", "profile", "recommend", "roofline", "run", "study",
+    "systems", "timeline",
 ]  # fmt: skip

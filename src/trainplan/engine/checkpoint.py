@@ -13,10 +13,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +33,9 @@ from trainplan.engine.checkpoint_folder import (
     line_of,
     old_place,
     put_back,
+    quiet,
     read_about,
+    reason,
     saved_tensors,
 )
 from trainplan.engine.checkpoint_servers import portions_of_server, refuse_asynchronous, served_state
@@ -81,10 +80,10 @@ def save(trainer: Trainer, path: str | Path) -> None:
     for name, state in served_state(trainer).items():
         tensors |= entries(name, state)
     try:
-        with _quiet():
+        with quiet():
             dcp.save(tensors, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
     except CheckpointException as error:
-        raise RunError(f"saving {path}", _reason(error), instead) from None
+        raise RunError(f"saving {path}", reason(error), instead) from None
     if trainer.rank == 0:
         sizes = {found.name: found.stat().st_size for found in sorted(partial.iterdir())}
         files.write(partial / ABOUT, "checkpoint", files.to_json(_about(trainer, sizes)))
@@ -211,10 +210,10 @@ def load(trainer: Trainer, path: str | Path) -> None:
         wanted, take = portions[number] if number < len(portions) else (dict, _nothing)
         places = wanted()
         try:
-            with _quiet():
+            with quiet():
                 dcp.load(places, checkpoint_id=str(path), no_dist=not dist.is_initialized())
         except CheckpointException as error:
-            raise broken(path, _reason(error)) from None
+            raise broken(path, reason(error)) from None
         take(places)
     for own in (trainer.part.shard, *trainer.part.held.values()):
         if own is not None:
@@ -343,20 +342,6 @@ def _like(value: Any, there: Any) -> Any:
 
 
 # -- small things -----------------------------------------------------------------------------------------------------
-
-
-def _reason(error: CheckpointException) -> str:
-    """What the first rank that failed said."""
-    rank, (first, _) = min(error.failures.items(), key=lambda item: item[0])
-    return f"rank {rank}: {line_of(first)}"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's remark that a run of one process is one of one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield
 
 
 def _barrier() -> None:

@@ -11,11 +11,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException
 
 from trainplan import files
 from trainplan.amounts import believable
@@ -105,3 +109,17 @@ def saved_tensors(path: Path) -> dict[str, Any]:
 def line_of(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]:.200}" if text else type(error).__name__
+
+
+def reason(error: CheckpointException) -> str:
+    """What the first rank that failed said."""
+    rank, (first, _) = min(error.failures.items(), key=lambda item: item[0])
+    return f"rank {rank}: {line_of(first)}"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's remark that a run of one process is one of one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
