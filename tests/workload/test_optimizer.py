@@ -6,6 +6,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from trainplan.errors import InputError, ModelError
+from trainplan.workload.load import load
 from trainplan.workload.optimizer import make, scheduler_of
 from trainplan.workload.workload import Loss, Workload
 
@@ -84,3 +85,14 @@ def test_schedulers() -> None:
     workload.schedule = lr_scheduler.ReduceLROnPlateau
     with pytest.raises(ModelError, match="a ReduceLROnPlateau: it is stepped by a loss that somebody evaluates"):
         scheduler_of(workload, optimizer)
+
+
+def test_an_optimizer_that_is_made_is_refused_with_a_function_that_makes_it() -> None:
+    model = nn.Linear(3, 2)
+    own = {"inputs": torch.zeros(2, 3), "loss": "mse"}
+    made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    factory = r"Try optimizer=lambda named: torch.optim.SGD\(named, lr=0.1, momentum=0.9\).$"
+    with pytest.raises(InputError, match=rf"optimizer=SGD\(…\) for module:Linear: it has the parameters.*{factory}"):
+        load(model, optimizer=made, **own)
+    with pytest.raises(InputError, match=r"Try schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR\(optimizer"):
+        load(model, schedule=lr_scheduler.StepLR(made, 3), **own)

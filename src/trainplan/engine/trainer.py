@@ -266,6 +266,15 @@ class Trainer:
         shard = self.part.shard
         return shard.groups if shard is not None else next(iter(self.part.held.values())).names
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of this rank's optimizers, to change their settings: a group comes once for every stage that the
+        rank holds, and all ranks change the same ones. (A scheduler of the workload's changes them after every step.)
+        """
+        self.settle()
+        optimizers = [own.optimizer for own in (self.part.shard, *self.part.held.values()) if own is not None]
+        return [group for optimizer in optimizers for group in optimizer.param_groups]
+
     # -- training ---------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:

@@ -22,6 +22,7 @@ from trainplan.workload import options
 from trainplan.workload.batch import as_batch, take
 from trainplan.workload.call import call
 from trainplan.workload.losses import as_loss
+from trainplan.workload.optimizer import refuse_made
 from trainplan.workload.options import Option
 from trainplan.workload.random_numbers import random_numbers
 from trainplan.workload.training import OPTIMIZER_KEYS, named_optimizer
@@ -55,6 +56,7 @@ def assemble(name: str, build: Callable[[], nn.Module], given: dict[str, Any]) -
     epoch = options.value(given.get("samples_per_epoch", EPOCH), Option("samples_per_epoch", EPOCH, minimum=1), name)
     settings = {key: given[key] for key in OPTIMIZER_KEYS if given.get(key) is not None}
     optimizer = settings.get("optimizer", "adamw")
+    refuse_made(optimizer, given.get("schedule"), name)
     if not callable(optimizer):
         optimizer = named_optimizer({"optimizer": "adamw", **settings}, name)[0]
     elif len(settings) > 1:

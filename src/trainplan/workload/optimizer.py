@@ -20,13 +20,14 @@ resumed under any plan.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from trainplan.errors import ModelError, TrainplanError
+from trainplan.errors import InputError, ModelError, TrainplanError
 from trainplan.workload.workload import Workload
 
 Groups = tuple[tuple[str, ...], ...]  # names of the parameters of each group, of the whole model
@@ -74,6 +75,36 @@ def make(
     return optimizer, groups
 
 
+def refuse_made(optimizer: Any, schedule: Any, name: str) -> None:
+    """Refuse an optimizer or a scheduler that is made already: each rank makes its own, of its part of the model."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer)
+        usual = inspect.signature(kind).parameters
+        said = {
+            key: value
+            for key, value in optimizer.defaults.items()
+            if key == "lr" or (key in usual and value != usual[key].default)
+        }
+        words = "".join(f", {key}={value!r}" for key, value in said.items())
+        why = "it has the parameters of one module, and every rank makes one for what it has of the model"
+        raise InputError(
+            f"optimizer={kind.__name__}(…) for {name}", why, f"optimizer=lambda named: {_spelled(kind)}(named{words})"
+        )
+    if schedule is not None and not callable(schedule):
+        kind = type(schedule)
+        why = "it has one optimizer, and every rank makes one for its own"
+        instead = f"schedule=lambda optimizer: {_spelled(kind)}(optimizer, …)"
+        raise InputError(f"schedule={kind.__name__}(…) for {name}", why, instead)
+
+
+def _spelled(kind: type) -> str:
+    """A class as one writes it: torch's optimizers and schedulers with where they are."""
+    for module in (torch.optim, torch.optim.lr_scheduler):
+        if getattr(module, kind.__name__, None) is kind:
+            return f"{module.__name__}.{kind.__name__}"
+    return kind.__name__
+
+
 def scheduler_of(workload: Workload, optimizer: torch.optim.Optimizer) -> Any:
     """The workload's learning-rate scheduler, which the engine steps after every optimizer step; None without one."""
     if workload.schedule is None:
@@ -81,5 +112,8 @@ def scheduler_of(workload: Workload, optimizer: torch.optim.Optimizer) -> Any:
     scheduler = workload.schedule(optimizer)
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         why = "it is stepped by a loss that somebody evaluates, and the engine steps schedulers after every step"
-        raise ModelError("a ReduceLROnPlateau", why, "a scheduler of the step, or setting lr in a loop of your own")
+        instead = (
+            "a scheduler of the step, or in a loop of your own: for group in trainer.param_groups: group['lr'] = …"
+        )
+        raise ModelError("a ReduceLROnPlateau", why, instead)
     return scheduler
