@@ -1,5 +1,6 @@
 """`trainplan.build` in a loop of one's own, under a plain torchrun: the same losses whatever the plan."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ import torch
 from tests.engine.systems import BLOCKS
 from tests.engine.test_checkpoint import CHOICES, trainer_of
 from trainplan.bench.pool import pool
+from trainplan.errors import PlanError, RunError
 from trainplan.plan.plan import Plan, plan
+from trainplan.workload.batch import split
 
 SCRIPT = Path(__file__).parent / "user_loop.py"
 
@@ -71,3 +74,55 @@ def test_the_learning_rate_is_set_by_hand_whatever_the_plan(choices: str) -> Non
     served = {"dp": 2, "exchange": "ps-bsp", "servers": 1}
     chosen = plan(blocks=BLOCKS["tied"], **(served if choices == "served" else CHOICES[choices]))
     assert pool(chosen.world).run(rate_by_hand, chosen) == [(True, False)] * chosen.world
+
+
+@pytest.mark.parametrize("choices", [{"micro": 4}, {"micro": 4, "preload": "on"}], ids=str)
+def test_the_last_batch_of_an_epoch_may_be_too_small(choices: dict) -> None:
+    """After good steps: the message names what would have to be split, and the loader's way out."""
+    trainer = trainer_of(plan(blocks=BLOCKS["tied"], **choices), "tied", "sgd")
+    trainer.step(trainer.workload.inputs(8, 0))
+    said = r"a batch of 1 sample under plan .*micro=4.*1 replica × 4 micro-batches. Try batches of 4 .*drop_last=True"
+    with pytest.raises(PlanError, match=said):
+        trainer.step(trainer.workload.inputs(1, 0))
+
+
+def fed_apart(rank: int, world: int, chosen: Plan, sizes: tuple[int, int]) -> str:
+    """What a rank says that is fed its own batch, as by a DistributedSampler."""
+    trainer = trainer_of(chosen, "tied", "sgd")
+    said = ""
+    try:
+        trainer.step(trainer.workload.inputs(sizes[rank], seed=rank))
+    except RunError as error:
+        said = str(error)
+    trainer.close()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("choices", "sizes", "why", "instead"),
+    [
+        ({"dp": 2}, (4, 4), "other samples than rank 0", r"; or trainer.step\(part, whole=8\)"),
+        ({"dp": 2}, (8, 6), "6 samples, and rank 0 8", r"; or trainer.step\(part, whole=14\)"),
+        (CHOICES["pipeline"], (8, 8), "other samples than rank 0", "without a DistributedSampler.$"),
+    ],
+)
+def test_ranks_that_are_fed_apart_are_refused_at_once(choices: dict, sizes: tuple, why: str, instead: str) -> None:
+    ranks = pool(2).run(fed_apart, plan(blocks=BLOCKS["tied"], **choices), sizes)
+    assert ranks[0] == ranks[1]
+    assert re.search(f"rank 1 was given {why}, and a step takes the whole batch.*{instead}", ranks[0]), ranks[0]
+
+
+def fed_its_part(rank: int, world: int) -> tuple[float | None, float | None]:
+    """The loss of a batch that every rank is given whole, and of one of which it is given its part."""
+    found = []
+    for parts in (False, True):
+        trainer = trainer_of(plan(dp=2, blocks=BLOCKS["tied"]), "tied", "sgd")
+        batch = trainer.workload.inputs(8, 0)
+        found.append((trainer.step(split(batch, (4, 4))[rank], whole=8) if parts else trainer.step(batch)).loss)
+        trainer.close()
+    return found[0], found[1]
+
+
+def test_a_rank_is_fed_its_part_where_it_says_so() -> None:
+    for whole, part in pool(2).run(fed_its_part):
+        assert whole == pytest.approx(part)

@@ -92,7 +92,9 @@ def test_an_optimizer_that_is_made_is_refused_with_a_function_that_makes_it() ->
     own = {"inputs": torch.zeros(2, 3), "loss": "mse"}
     made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     factory = r"Try optimizer=lambda named: torch.optim.SGD\(named, lr=0.1, momentum=0.9\).$"
-    with pytest.raises(InputError, match=rf"optimizer=SGD\(…\) for module:Linear: it has the parameters.*{factory}"):
+    with pytest.raises(InputError, match=rf"optimizer=SGD\(…\) for Linear: it has the parameters.*{factory}"):
         load(model, optimizer=made, **own)
+    with pytest.raises(InputError, match=r"for resnet18:mnist: .*Try optimizer=lambda named"):
+        load("resnet18:mnist", optimizer=made)
     with pytest.raises(InputError, match=r"Try schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR\(optimizer"):
         load(model, schedule=lr_scheduler.StepLR(made, 3), **own)

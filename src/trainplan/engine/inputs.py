@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trainplan.engine.copies import Copier, Copy, Reading, by_shape, first_of
+from trainplan.engine.same import check_same
 from trainplan.engine.transport import Form
 from trainplan.engine.weights import weights_of
 from trainplan.errors import PlanError, RunError
@@ -23,6 +24,7 @@ from trainplan.plan.text import brief
 from trainplan.program.lower.backend import backend
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.loads import loads, scatters
+from trainplan.units import some
 from trainplan.workload.batch import as_batch, each_place, each_tensor, tensors, to_device
 from trainplan.workload.batch import split as split_batch
 from trainplan.workload.workload import Batch
@@ -58,6 +60,8 @@ class Inputs:
         self._places = {h.stage: self._read(layout, h.stage) for h in self._own}
         self._line_of = layout.line_of[:: max(1, len(self.plan.slices))].tolist()
         self._example = trainer.workload.inputs(2, 0) if self.scatters else Batch(0)
+        # Nothing of theirs is read where the root sends it, and asynchronous workers are never all at one step.
+        self._is_held = self.plan.world == 1 or self.scatters or trainer.is_asynchronous
         self._ahead: deque[Fed] = deque()
         self._copier: Copier | None = None
 
@@ -79,6 +83,10 @@ class Inputs:
         """What a step trains on: a whole batch, or this rank's part of one of `whole` samples."""
         batch = as_batch(batch)
         total = whole or batch.samples
+        if not self._is_held and whole is None:
+            check_same(batch, self.plan, self.replica)
+        self._is_held = True
+        self._check_size(total)
         if self.is_server:
             return Fed(total)
         sizes = micro_batches(self.plan, total)[self.replica]
@@ -98,6 +106,15 @@ class Inputs:
         if len(copies) < len(self._own):  # a stage that reads nothing is given the form of what it does not read
             shapes = [each_place(part, by_shape) for part in parts]
         return Fed(total, shapes, weights, copies)
+
+    def _check_size(self, total: int) -> None:
+        """The last batch of an epoch may be too small to be split."""
+        least = self.plan.dp * self.plan.micro
+        if total < least:
+            parts = f"{some(self.plan.dp, 'replica')} × {some(self.plan.micro, 'micro-batch')}"
+            why = f"it cannot be split over {parts}"
+            instead = f"batches of {least} samples or more; drop_last=True of a loader leaves a smaller last one out"
+            raise PlanError(f"a batch of {some(total, 'sample')} under plan {brief(self.plan)!r}", why, instead)
 
     def own(self, batch: Batch, total: int, already: bool) -> Batch:
         """The part of a batch that this replica trains; `already`: it is that part."""

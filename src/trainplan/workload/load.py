@@ -45,6 +45,12 @@ def load(what: str | nn.Module | Workload, **overrides: Any) -> Workload:
     `optimizer` ((name, parameter) pairs → optimizer), `schedule` (optimizer → learning-rate scheduler), `loss`,
     `inputs`, `feed`.
     """
+    made = [overrides[key] for key in ("optimizer", "schedule") if key in overrides]
+    if any(not (value is None or isinstance(value, str) or callable(value)) for value in made):
+        from trainplan.workload.optimizer import refuse_made
+
+        name = what if isinstance(what, str) else what.name if isinstance(what, Workload) else type(what).__name__
+        refuse_made(overrides.get("optimizer"), overrides.get("schedule"), name)
     if isinstance(what, Workload):
         return _with_functions(what, overrides)
     if not isinstance(what, str):
