@@ -35,6 +35,21 @@ def test_rings_switches_and_nodes():
     )
 
 
+@pytest.mark.parametrize("name", ["2x8xH100-SXM", "2x8xA100-80", "2x8xV100-16"])
+def test_nodes_with_unlike_numbers_have_rings_for_the_fewest(name):
+    """They fell to one ring through one card, whatever the numbers: 15 ranks took seven times as long as 16."""
+    where = cluster(name)
+    network = where.nodes[0].network
+    seconds = {ranks: nccl.all_reduce(where, tuple(range(ranks)), LARGE) for ranks in range(9, 17)}
+    for ranks, found in seconds.items():
+        out = 0.95 * (ranks - 8) * network.rate
+        assert found >= 2 * (ranks - 1) / ranks * LARGE / out
+    assert list(seconds.values()) == sorted(seconds.values(), reverse=True)
+    assert seconds[15] < 1.2 * seconds[16]
+    halves = [nccl.shared_out(where, tuple(range(ranks)), LARGE) for ranks in range(9, 17)]
+    assert halves == sorted(halves, reverse=True)
+
+
 @pytest.mark.parametrize(("nodes", "deep"), [(2, 1), (3, 2), (8, 3), (64, 6)])
 def test_few_bytes_go_up_and_down_a_tree_of_nodes_and_many_around_a_ring(nodes, deep):
     where = cluster(f"{nodes}x8xA100-80")

@@ -6,6 +6,7 @@ A collective takes a lead, which does not depend on its bytes once there are som
                Without a switch, as many rings as there are lanes for (`mesh.py`), each with 0.89 of a lane's rate
     in switch  B / (in_switch · rate)                   NVLS: the switch adds up, everybody sends and gets B once
     nodes      a ring through all nodes uses all their cards: the slower of what leaves a node and what stays inside.
+               Where nodes have unlike numbers of members, there are rings and cards for those of the one with fewest.
                Its 2 (nodes − 1) latencies are more than a sum of few bytes takes otherwise
     tree       of nodes: 2 B / (0.92 · the ring's rate), and 2 log₂(nodes) latencies (two trees, each of half of the
                bytes, in which everybody is a leaf of one; as NCCL's own model of itself has it, graph/tuning.cc)
@@ -106,22 +107,27 @@ def _found(cluster: Cluster, members: tuple[int, ...]) -> Lie | None:
     for rank in members:
         node, device = cluster.ranks[rank]
         places.setdefault(node, []).append(device)
-    nodes, own = [cluster.nodes[place] for place in places], {len(devices) for devices in places.values()}
+    nodes, own = [cluster.nodes[place] for place in places], [len(devices) for devices in places.values()]
     if any(node.inside != nodes[0].inside or bool(node.pairs) != bool(nodes[0].pairs) for node in nodes):
         return None
-    if len(nodes) > 1 and (len(own) > 1 or any(node.network is None or node.network.shared for node in nodes)):
+    if len(nodes) > 1 and any(node.network is None or node.network.shared for node in nodes):
         return None
-    rates = [_inside(cluster.nodes[node], tuple(devices)) for node, devices in places.items()]
+    most, least = max(own), min(own)
+    # A member that is alone on its node sends nothing inside; it counts only where all are.
+    several = {node: devices for node, devices in places.items() if len(devices) > 1} or places
+    rates = [_inside(cluster.nodes[node], tuple(devices)) for node, devices in several.items()]
     known = [rate for rate in rates if rate is not None]
     if len(known) < len(rates):
         return None
     link, reached = min(known, key=lambda rate: rate[1])
-    network, most = nodes[0].network, max(own)
+    network = min(
+        (node.network for node in nodes if node.network is not None), key=lambda link: link.rate, default=None
+    )
     if len(members) == 2 and not nodes[0].pairs:
         reached *= PAIR
     ring = reached
     if len(nodes) > 1:
-        out = CARDS * most * network.rate if network is not None else reached
+        out = CARDS * least * network.rate if network is not None else reached
         ring = min(out, reached) if most > 1 else out
     return Lie(len(members), len(nodes), most, link, network, ring)
 
