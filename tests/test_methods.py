@@ -1,5 +1,6 @@
 """The thesis's methods to recommend beside ours: what each says of the same question."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,13 +67,32 @@ def test_hardware_scales_one_device(profile, there):
         asked(profile, there, "hardware", memory=2**20)
 
 
+def test_what_was_estimated_is_not_said_to_be_measured(profile, there):
+    estimated = replace(profile, kind="estimated")
+    for method, before, now in (
+        ("thesis", "one device, timed", "one device, estimated"),
+        ("hardware", "as measured", "as estimated"),
+    ):
+        assert before in str(asked(profile, there, method))
+        found = str(asked(estimated, there, method))
+        assert now in found
+        assert before not in found
+
+
+def test_candidates_are_not_run_on_devices_that_are_not_here(profile):
+    """It went through all of them, and ended with a list of what was wrong with each."""
+    from trainplan.cluster.parse import cluster
+
+    absent = replace(profile, device="A100-80")
+    with pytest.raises(InputError, match="on A100-80, and this machine has none"):
+        asked(absent, cluster("4xA100-80"), "data", candidates="interleaved")
+
+
 def test_benchmark_carries_speed_ups_over(profile, there, tmp_path):
     near = outcome(
         result("single", 4.0, 4.0, "single"), result("ddp", 2.5, 2.5), workload=profile.workload
     )  # fmt: skip
     single = near.results[0]
-    from dataclasses import replace
-
     near = replace(near, results=(replace(single, row=replace(single.row, ranks=1)), near.results[1]))
     far = outcome(result("ddp", 1.0, 1.0), workload="vgg11:mnist")
     for name, one in (("near", near), ("far", far)):
@@ -97,8 +117,6 @@ def test_the_nearest_case_is_the_most_alike():
 
     kept = [o for o in read([ROOT / "benchmarks" / "data"]) if o.workload.startswith("vgg11")]
     known = model(samples_per_epoch=6400)
-    from dataclasses import replace
-
     found = nearest(kept, replace(known, workload="vgg11:cifar10"), 4)
     assert (found.outcome.workers, found.distance) == (4, 0)
 

@@ -110,7 +110,8 @@ def _by_equations(
     proposals = []
     for key, found in _solved(s, there, words or OF_THE_THESIS, dropped):
         seconds = by_equations(found.plan, s.profile, there, s.batch)
-        equation = "one device, timed" if found.plan.world == 1 else "5.1" if found.plan.pp == 1 else "6.1 + 6.2"
+        timed = f"one device, {'timed' if s.profile.kind == 'measured' else 'estimated'}"
+        equation = timed if found.plan.world == 1 else "5.1" if found.plan.pp == 1 else "6.1 + 6.2"
         if seconds is None:
             dropped.append((key, "the thesis has no equation for it"))
         else:
@@ -127,11 +128,11 @@ def _by_scaling(
     from trainplan.predict.by_equations import one_device
     from trainplan.predict.thesis import compute_seconds
 
-    alone, proposals = one_device(s.profile, s.batch), []
+    alone, proposals, as_known = one_device(s.profile, s.batch), [], f"as {s.profile.kind}"
     for key, found in _solved(s, there, words or SCALING, dropped):
         plan = found.plan
         if plan.world == 1:
-            proposals.append(_proposal(found, alone, "as measured"))
+            proposals.append(_proposal(found, alone, as_known))
         elif plan.pp == 1:
             proposals.append(_proposal(found, alone / plan.dp, f"1 / {plan.dp} of one device"))
         elif plan.dp > 1 or plan.chunks > 1 or plan.schedule not in ("naive", "gpipe", "1f1b"):
@@ -141,8 +142,8 @@ def _by_scaling(
             seconds = alone if naive else compute_seconds(alone, plan.pp, plan.micro)
             law = "one stage works at a time" if naive else f"{plan.micro} micro-batches fill {plan.pp} stages"
             proposals.append(_proposal(found, seconds, law))
-    if not any(p.why == "as measured" for p in proposals) and any(asked == "single" for asked, _ in dropped):
-        why = "it extrapolates from a run on one device, and there it does not fit"
+    if not any(p.why == as_known for p in proposals) and any(asked == "single" for asked, _ in dropped):
+        why = "it extrapolates from a batch on one device, and there it does not fit"
         raise PlanError(f"--method hardware for {s.workload}", why, "--method model")
     how = "the seconds of one device, and a law of scaling for each system; nothing that is communicated is counted"
     return proposals, how
@@ -171,8 +172,14 @@ def _by_running(
     s: Situation, there: Cluster, words: Collection[str], steps: int, dropped: list[tuple[str, str]]
 ) -> tuple[list[Proposal], str]:
     from trainplan.report.progress import progress
+    from trainplan.situation import device_here
     from trainplan.starting import run_here
 
+    if device_here(s.profile.device) is None:
+        why = f"it runs every candidate on {s.profile.device}, and this machine has none"
+        raise InputError(
+            f"--method data on {s.cluster.name}", why, "--cluster local, --method thesis or --method model"
+        )
     proposals, solved = [], list(_solved(s, there, words, dropped))
     with progress() as report:
         for number, (key, found) in enumerate(solved):
