@@ -29,6 +29,7 @@ from trainplan.profile.repeated import TRACED, expanded, same
 from trainplan.profile.structure import structure
 from trainplan.profile.trace import trace, trace_update
 from trainplan.profile.traced import Traced
+from trainplan.profile.untraceable import traceable
 from trainplan.workload.batch import each_tensor
 from trainplan.workload.workload import Batch, Workload
 
@@ -71,14 +72,16 @@ def in_one_piece(
     captured = capture(model, example, workload.loss)
     base = structure(captured, workload, example)
     say("tracing its operators", 0.5)
-    small, large = (trace(captured, workload, size, gpu, lower) for size in (SMALL, LARGE))
+    with traceable(captured, "operator by operator"):
+        small, large = (trace(captured, workload, size, gpu, lower) for size in (SMALL, LARGE))
     update = trace_update(captured, workload, {p.name for p in base.parameters if p.trainable}, gpu is not None)
     if small.like(large):
         base = replace(base, parameters=tuple(replace(p, sliced=p.name in small.cut) for p in base.parameters))
         pair = (replace(small, cut=frozenset()), replace(large, cut=frozenset()))  # which has names of layers in it
         return Traced(base, pair, update, lines=True)
     # A model that does other things for other batches: then every size is traced.
-    each = tuple(trace(captured, workload, size, gpu, lower) for size in sizes)
+    with traceable(captured, "operator by operator"):
+        each = tuple(trace(captured, workload, size, gpu, lower) for size in sizes)
     return Traced(base, each, update, lines=False)
 
 

@@ -21,6 +21,7 @@ from trainplan.profile.capture.stage import Stage, value_at
 from trainplan.profile.capture.tokens import tokens_of
 from trainplan.profile.profile import Block, Crossing, Input, Parameter, Profile
 from trainplan.profile.provenance import Provenance
+from trainplan.profile.untraceable import traceable
 from trainplan.workload.batch import each_tensor, tensors
 from trainplan.workload.origin import origin
 from trainplan.workload.workload import Batch, Workload
@@ -154,7 +155,8 @@ def arrivals(captured: Captured, workload: Workload, batch: Batch) -> tuple[list
             why = "no gradient leads from it to a parameter that is trained"
             instead = "a loss worked out from the output with torch's operators, without detach or no_grad"
             raise ModelError(f"the loss of {workload.name}", why, instead)
-        torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])
+        with traceable(captured, "going back"):
+            torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])
     for handle in handles:
         handle.remove()
     return order, bytes_
