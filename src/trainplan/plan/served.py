@@ -22,6 +22,7 @@ AT_SERVERS = ("ps-bsp", "ps-asp", "ssp", "dssp")
 SERVED = (AT_ROOT, *AT_SERVERS)
 ASYNCHRONOUS = ("ps-asp", "ssp", "dssp")  # a worker does not wait for what the others push in the same step
 USUAL_BOUND: dict[str, tuple[int, ...]] = {"ssp": (3,), "dssp": (3, 15)}  # those of the DSSP paper
+_FURTHEST = 10_000  # steps: between its two bounds, DSSP's controller looks at every pair of futures
 ROOT_BUCKET = 10 * 2**20  # nn.DataParallel's
 
 
@@ -68,10 +69,13 @@ def _bound(plan: Plan, asked: str) -> None:
         what = {0: "no bound", 1: "one bound", 2: "a lower and an upper bound"}[len(usual)]
         instead = f"bound={','.join(map(str, usual))}" if usual else "leaving bound out, or exchange=ssp"
         raise PlanError(asked, f"exchange={plan.exchange} has {what}, not {bound or 'none'}", instead)
-    if any(number < 0 for number in plan.bound):
-        instead = ",".join(str(max(0, number)) for number in plan.bound)
+    instead = f"bound={','.join(str(steps) for steps in sorted(min(max(0, steps), _FURTHEST) for steps in plan.bound))}"
+    if any(steps < 0 for steps in plan.bound):
         why = f"a bound of {min(plan.bound)}: it counts the steps that a worker may be ahead, from 0"
-        raise PlanError(asked, why, f"bound={instead}")
+        raise PlanError(asked, why, instead)
+    if any(steps > _FURTHEST for steps in plan.bound):
+        why = f"a bound of {max(plan.bound):,}: {_FURTHEST:,} steps are the most that a worker may be ahead"
+        raise PlanError(asked, why, f"{instead}, or exchange=ps-asp, where nobody waits")
     if len(plan.bound) == 2 and plan.bound[1] < plan.bound[0]:
         lower, upper = plan.bound
         raise PlanError(asked, f"the upper bound {upper} is below the lower one, {lower}", f"bound={upper},{lower}")
