@@ -26,6 +26,7 @@ def main() -> None:
     value = trainer.evaluate(batch)
     if value is not None:
         print(f"evaluated {value:.6f}", flush=True)
+    trainer.close()
 
 
 if __name__ == "__main__":

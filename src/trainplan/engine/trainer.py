@@ -6,6 +6,7 @@
     for result in trainer.run(batches): ...          # the same; with preload=on the next batch comes meanwhile
     trainer.evaluate(batch)
     trainer.save("checkpoint")
+    trainer.close()
 
 Each rank captures the model for itself (on the meta device), gets values only for its own stage, and runs its own list
 of the program.
