@@ -313,3 +313,23 @@ def test_no_cut_sends_a_tensor_whose_shape_depends_on_values():
     assert difference < 1e-6
     assert all(crossing.shape.at(4)[0] == 4 for crossing in captured.crossings)
     assert len(captured.blocks) < captured.operators
+
+
+def test_batches_that_are_padded_each_to_its_own_longest_sample_are_refused_before_anything_is_timed():
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).sum(1)
+
+    def padded(samples: int, seed: int) -> Batch:
+        return Batch(samples, (torch.zeros(samples, 4 + seed % 3, 6),), {}, torch.zeros(samples, dtype=torch.long))
+
+    model = Summed()
+    captured = capture(model, padded(2, 0), LOSS)
+    with pytest.raises(
+        ModelError, match=r"input 'arg0' is \(2, 5, 6\).* captured for \(2, 4, 6\).*padded to one length"
+    ):
+        verify(captured, model, padded(2, 0), LOSS, inputs=padded)

@@ -105,6 +105,21 @@ def test_a_batch_that_the_graph_is_not_right_for_is_refused(what):
         stage({}, batch)
 
 
+@pytest.mark.parametrize(
+    ("what", "instead"),
+    [
+        ("another width", "Try giving 'arg0' the same size in every batch: sequences padded to one length"),
+        ("another type", "Try a tensor of torch.float32 for 'gate'"),
+        ("another constant", "Try the value that it has in the example"),
+        ("an argument more", r"Try an example \(inputs=\) that has it, too, or leaving it out"),
+    ],
+)
+def test_what_to_do_about_such_a_batch_is_in_the_users_hands(what, instead):
+    chain = captured("dict")
+    with pytest.raises(ModelError, match=instead):
+        chain.stage(0, len(chain.blocks)).check(WRONG[what][0])
+
+
 def test_the_same_tensor_twice_in_the_example_is_two_inputs():
     """labels=input_ids in the example must not make a graph that takes one for the other."""
     pytest.importorskip("transformers")

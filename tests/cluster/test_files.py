@@ -179,3 +179,10 @@ def test_a_device_that_has_or_does_nothing_is_refused(key):
         node = {"devices": [{"device": "T4", key: value}]}
         with pytest.raises(InputError, match="it must be more than zero"):
             read_cluster({"nodes": [node]}, "lab.yaml")
+
+
+@pytest.mark.parametrize(("devices", "link"), [("2x cpu", "loopback"), ("4x T4", "pcie3"), ("8x H100-SXM", "pcie5")])
+def test_a_link_between_devices_is_proposed_that_they_may_have(devices, link):
+    with pytest.raises(InputError, match=f"needs 'inside', the link between them. Try inside: {link}.$"):
+        read_cluster({"nodes": [{"devices": devices}]}, "mine")
+    assert read_cluster({"nodes": [{"devices": devices, "inside": link}]}, "mine").nodes[0].inside.rate

@@ -9,8 +9,9 @@ from PIL import Image
 
 from trainplan.engine.feed import batches
 from trainplan.engine.job import Job
-from trainplan.engine.launch import run
+from trainplan.engine.launch import check_data, run
 from trainplan.engine.trainer import build
+from trainplan.errors import InputError
 from trainplan.plan.plan import Plan, plan
 from trainplan.plan.text import to_json
 from trainplan.workload.load import load
@@ -58,3 +59,13 @@ def test_files_are_trained_on_as_in_one_process(write, model: str, chosen, block
     result = run(model, chosen(blocks=blocks), steps=STEPS, batch=load(model).batch, show=False, data=data)
     assert result.losses == pytest.approx(alone(model, plan(blocks=blocks), data), rel=1e-4)
     assert len(set(result.losses)) == STEPS
+
+
+def test_tokens_of_another_vocabulary_are_refused_before_ranks_are_started(tmp_path: Path) -> None:
+    """Wherever in the file they are, as far as a few samples from all over it tell."""
+    data = tokens(tmp_path)
+    check_data("gpt:layers=1,hidden=8,heads=1,seq=8,vocab=11", 4, data)
+    with pytest.raises(
+        InputError, match=rf"^--data {data}: token \d+: the model's vocabulary has 9 tokens. Try a model"
+    ):
+        check_data("gpt:layers=1,hidden=8,heads=1,seq=8,vocab=9", 4, data)

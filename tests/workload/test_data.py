@@ -213,6 +213,9 @@ def test_what_is_wrong_with_tokens(tmp_path):
     path.write_bytes(b"123")
     with pytest.raises(InputError, match="not a file of uint16 tokens"):
         open_data(f"tokens:{path}", workload)
+    path.write_text("What a tokenizer has not yet seen.\n" * 3)
+    with pytest.raises(InputError, match=r"it is text, not yet in tokens. Try its tokens, .*dtype='uint32'"):
+        open_data(f"tokens:{path},dtype=uint32", workload)
     np.array([1, 2, 3, 4], "<u2").tofile(path)
     with pytest.raises(InputError, match="its 4 tokens hold 0 windows of 4"):
         open_data(f"tokens:{path}", workload)

@@ -109,7 +109,7 @@ def node_type(name: str, of: str | None = None, count: int | None = None) -> Nod
         if key in entry:
             values[field], sources[key] = reading.sourced(entry[key], f"{where}.{key}", parse)
     if entry["inside"] == "host":
-        inside = replace(_host_link(wanted), source=wanted.sources["host_link"])
+        inside = replace(link(link_between(wanted)), source=wanted.sources["host_link"])
     else:
         inside = read_link(entry["inside"], f"{where}.inside")
     network = read_network(entry["network"], count, f"{where}.network") if "network" in entry else None
@@ -164,10 +164,17 @@ def _entry(kind: Kind, name: str) -> tuple[str, dict[str, Any]]:
     return found, entries[found]
 
 
-def _host_link(of: Device) -> Link:
-    """PCIe of the device's own generation: the catalogue's PCIe whose rate is nearest above its host link."""
-    candidates = [link(name) for name in names("link") if name.startswith("pcie")]
-    return min((c for c in candidates if c.rate >= of.host_rate), key=lambda c: c.rate)
+def link_between(of: Device) -> str:
+    """The link that may be between such devices of a node, where nobody says which is: PCIe of the device's own
+    generation, whose rate is nearest above its host link.
+
+    >>> link_between(device("cpu")), link_between(device("V100-16")), link_between(device("H100-SXM"))
+    ('loopback', 'pcie3', 'pcie5')
+    """
+    if of.name == "cpu":
+        return "loopback"
+    rates = {link(name).rate: name for name in names("link") if name.startswith("pcie")}
+    return rates[min((rate for rate in rates if rate >= of.host_rate), default=max(rates))]
 
 
 # -- from data: the catalogue's files and the user's are read by the same functions ---------------------------------

@@ -150,7 +150,8 @@ def _base(data: dict[str, Any], devices: tuple[Device, ...], where: str) -> Node
     if not devices:
         raise InputError(where, "a node needs 'devices' or 'type'", "type: DGX-H100, or devices: [4x T4]")
     if "inside" not in data and len(devices) > 1:
-        raise InputError(where, "a node of several devices needs 'inside', the link between them", "inside: pcie4")
+        why = "a node of several devices needs 'inside', the link between them"
+        raise InputError(where, why, f"inside: {catalogue.link_between(devices[0])}")
     alone = catalogue.link("loopback")  # a single device never uses it
     return Node("node", devices, alone)
 

@@ -26,11 +26,12 @@ from trainplan.engine.independent import refuse, run_each
 from trainplan.engine.job import Job
 from trainplan.engine.measurement import Measurement, RunResult, one_by_one, together
 from trainplan.engine.nodes import Elsewhere, elsewhere
-from trainplan.errors import InputError, RunError
+from trainplan.errors import InputError, RunError, TrainplanError
 from trainplan.plan import text as plan_text
 from trainplan.plan.plan import Plan
 from trainplan.plan.served import ASYNCHRONOUS
 
+LOOKED_AT = 16  # samples of data, from all over it, that are read before ranks are started
 _PATIENCE = 8  # seconds for processes to end after they were asked to
 
 
@@ -138,16 +139,24 @@ def check_data(
     workload_text: str, batch: int, data: str = "", samples: int = 0, seed: int = 0,
     overrides: dict[str, Any] | None = None, **_: Any,
 ) -> None:  # fmt: skip
-    """Refuse data that cannot be read, or of which there is less than a batch."""
+    """Refuse data that cannot be read, of which there is less than a batch, or which is not for this model."""
     if not data:
         return
     from trainplan.workload.datasets import open_data
     from trainplan.workload.load import load
 
-    found = len(open_data(data, load(workload_text, **(overrides or {})), samples=samples, seed=seed))
+    opened = open_data(data, load(workload_text, **(overrides or {})), samples=samples, seed=seed)
+    found = len(opened)
     if found < batch:
         why = f"it has {found:,} samples, and a batch has {batch:,}"
         raise InputError(f"--data {data}", why, f"--batch {found}" if found else "data with samples in it")
+    for index in range(0, found, -(-found // LOOKED_AT)):
+        try:
+            opened.fetch([index], 0, seed)
+        except TrainplanError as error:
+            raise InputError(f"--data {data}", f"{error.asked}: {error.why}", error.instead) from None
+        except Exception:
+            return  # of a function of the user's: the ranks show its traceback
 
 
 def _meeting(world: int, nnodes: str, endpoint: str, max_restarts: int) -> list[str]:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class TokenFile:
             if self.path.suffix == ".npy":
                 tokens = np.load(self.path, mmap_mode="r")
             else:
+                self._refuse_text(asked)
                 tokens = np.memmap(self.path, dtype=np.dtype(self.dtype).newbyteorder("<"), mode="r")
         except OSError as error:
             instead = files.neighbour(self.path, f"a file of {self.dtype} tokens, or a .npy of one row")
@@ -58,6 +60,14 @@ class TokenFile:
         if tokens.ndim != 1 or tokens.dtype.name not in DTYPES:
             raise InputError(asked, f"it holds {tokens.dtype} of shape {tokens.shape}", f"one row of {DTYPES[0]}")
         return tokens
+
+    def _refuse_text(self, asked: str) -> None:
+        with self.path.open("rb") as file:
+            if _is_text(file.read(1024)):
+                instead = (
+                    f"its tokens, as a tokenizer numbers them: numpy.array(ids, dtype='{self.dtype}').tofile(FILE)"
+                )
+                raise InputError(asked, "it is text, not yet in tokens", instead)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "tokens": None}  # a worker process maps the file itself
@@ -78,3 +88,16 @@ class TokenFile:
         if self.feed is not None:
             return self.feed(window[:-1], window[1:], random)
         return Batch(1, args=(window[None, :-1],), targets=window[None, 1:])
+
+
+def _is_text(begin: bytes) -> bool:
+    """Whether a file that begins so is written in letters, which could be read as (senseless) tokens.
+
+    >>> _is_text("Ein Anfang, der länger ist als dreißig Zeichen."[:-1].encode()), _is_text(bytes(range(64)))
+    (True, False)
+    """
+    try:
+        text = getincrementaldecoder("utf-8")().decode(begin)  # which does not mind a letter that is cut off
+    except UnicodeDecodeError:
+        return False
+    return len(text) >= 32 and all(letter.isprintable() or letter.isspace() for letter in text)

@@ -258,11 +258,9 @@ class Stage(nn.Module):
             want = (batch.samples, *item.shape[1:]) if item.per_sample else item.shape
             if not isinstance(value, Tensor) or tuple(value.shape) != want or value.dtype != item.dtype:
                 found = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-                raise ModelError(
-                    f"batch of {batch.samples} samples",
-                    f"input {name!r} is {found}, and the model was captured for {want} {item.dtype}",
-                    "capturing the model again with a batch of this form",
-                )
+                why = f"input {name!r} is {found}, and the model was captured for {want} {item.dtype}"
+                instead = _like_the_example(name, value, want, item.dtype)
+                raise ModelError(f"batch of {batch.samples} samples", why, instead)
         for constant in self.captured.exported.fixed:
             _check_constant(batch, constant)
         arguments = self.captured.exported.arguments
@@ -271,7 +269,7 @@ class Stage(nn.Module):
             raise ModelError(
                 f"batch of {batch.samples} samples",
                 f"it has {more[0]!r}, which the model was captured without",
-                "capturing the model again with a batch of this form",
+                "an example (inputs=) that has it, too, or leaving it out",
             )
 
     @contextmanager
@@ -361,6 +359,15 @@ def value_at(batch: Batch, path: tuple[Any, ...]) -> Any:
     return value
 
 
+def _like_the_example(name: str, value: Any, want: tuple[int, ...], dtype: torch.dtype) -> str:
+    """What to do about an input that is not as it was captured: most often, samples that have other sizes by nature."""
+    if not isinstance(value, Tensor) or value.dtype != dtype:
+        return f"a tensor of {dtype} for {name!r}"
+    if value.dim() == len(want) and len(want) > 1:
+        return f"giving {name!r} the same size in every batch: sequences padded to one length, images of one size"
+    return f"a tensor of {len(want)} dimensions for {name!r}"
+
+
 def _check_constant(batch: Batch, constant: Constant) -> None:
     value = value_at(batch, constant.path)
     if type(value) is not type(constant.value) or value != constant.value:
@@ -368,5 +375,5 @@ def _check_constant(batch: Batch, constant: Constant) -> None:
             f"batch of {batch.samples} samples",
             f"argument {'.'.join(map(str, constant.path[1:]))!r} is {value!r}, and the model was captured with "
             f"{constant.value!r}, which is part of the graph",
-            "capturing the model again with that value, or passing it as a tensor",
+            "the value that it has in the example (inputs=), or passing it as a tensor",
         )
