@@ -329,7 +329,5 @@ def test_batches_that_are_padded_each_to_its_own_longest_sample_are_refused_befo
 
     model = Summed()
     captured = capture(model, padded(2, 0), LOSS)
-    with pytest.raises(
-        ModelError, match=r"input 'arg0' is \(2, 5, 6\).* captured for \(2, 4, 6\).*padded to one length"
-    ):
+    with pytest.raises(ModelError, match=r"'arg0' is \(2, 5, 6\).* captured for \(2, 4, 6\).*padded to one length"):
         verify(captured, model, padded(2, 0), LOSS, inputs=padded)

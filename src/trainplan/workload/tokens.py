@@ -64,9 +64,7 @@ class TokenFile:
     def _refuse_text(self, asked: str) -> None:
         with self.path.open("rb") as file:
             if _is_text(file.read(1024)):
-                instead = (
-                    f"its tokens, as a tokenizer numbers them: numpy.array(ids, dtype='{self.dtype}').tofile(FILE)"
-                )
+                instead = f"its tokens, as numbers: numpy.array(ids, dtype='{self.dtype}').tofile(FILE)"
                 raise InputError(asked, "it is text, not yet in tokens", instead)
 
     def __getstate__(self) -> dict[str, Any]:
