@@ -13,8 +13,11 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from trainplan.errors import ModelError
 from trainplan.profile.capture.captured import capture
+from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.capture.tensors import values_of
 from trainplan.profile.capture.verify import verify
+from trainplan.profile.structure import structure
+from trainplan.workload.load import load
 from trainplan.workload.workload import Batch, Loss
 
 from .verified import captured_and_verified
@@ -121,6 +124,45 @@ def test_refused_with_reason_and_module(odd, module, why):
     after = values_of(model)
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert not any(value.is_meta for value in after.values())
+
+
+class Embeds(nn.Module):
+    def __init__(self, kind: type[nn.Embedding | nn.EmbeddingBag], trained: bool = True) -> None:
+        super().__init__()
+        self.table = kind(6, 6, sparse=True).requires_grad_(trained)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table(torch.zeros_like(x[:, :1], dtype=torch.long)).flatten(1)
+
+
+UNTRAINABLE = [
+    (lambda: nn.BatchNorm1d(6, momentum=None), r"middle\.odd' \(BatchNorm1d\).*how many batches.*Try momentum=0\.1"),
+    (lambda: nn.SyncBatchNorm(6), r"middle\.odd' \(SyncBatchNorm\).*own micro-batches.*Try nn\.BatchNorm1d"),
+    (lambda: Embeds(nn.Embedding), r"middle\.odd\.table' \(Embedding\).*gradient is sparse.*Try sparse=False"),
+    (lambda: Embeds(nn.EmbeddingBag), r"middle\.odd\.table' \(EmbeddingBag\).*Try sparse=False"),
+    (lambda: nn.LazyLinear(6), r"middle\.odd' \(LazyLinear\): it is lazy.*Try running one batch"),
+]
+
+
+@pytest.mark.parametrize(("odd", "message"), UNTRAINABLE)
+def test_a_module_that_no_plan_trains_is_refused_by_name(odd, message):
+    with pytest.raises(ModelError, match=message):
+        capture(Net(odd()), BATCH)
+    with pytest.raises(ModelError, match=message):  # before anybody asks for shapes
+        Skeleton(lambda: Net(odd()))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda: nn.BatchNorm1d(6, momentum=None).eval(),
+        lambda: nn.BatchNorm1d(6, momentum=None, track_running_stats=False),
+        lambda: nn.SyncBatchNorm(6).eval(),
+        lambda: Embeds(nn.Embedding, trained=False),
+    ],
+)
+def test_it_is_not_where_it_does_nothing_of_that(odd):
+    assert captured_and_verified(Net(odd()), BATCH, LOSS)[1] < 1e-6
 
 
 def test_a_module_backward_hook_is_refused():
@@ -300,6 +342,34 @@ class CustomOperator(nn.Module):
 
 def test_a_custom_operator_keeps_its_backward():
     assert captured_and_verified(Net(CustomOperator()), BATCH, LOSS)[1] < 1e-6
+
+
+@torch.library.custom_op("trainplan_tests::looking_back", mutates_args=())
+def looking_back(x: Tensor, by: Tensor) -> Tensor:
+    return x * 2
+
+
+@looking_back.register_fake
+def _(x: Tensor, by: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+looking_back.register_autograd(
+    lambda ctx, gradient: (gradient * ctx.by.tolist()[0], None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "by", inputs[1]),
+)
+
+
+class LooksBack(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return looking_back(x, x.detach()[:, 0])
+
+
+def test_a_backward_pass_that_looks_at_values_is_refused():
+    workload = load(Net(LooksBack()), inputs=(BATCH.args, BATCH.targets), loss="cross_entropy")
+    captured = capture(workload.build(), BATCH, workload.loss)
+    with pytest.raises(ModelError, match=r"operator trainplan_tests\.looking_back.*going back it needs values"):
+        structure(captured, workload, BATCH)
 
 
 class ShapeByValue(nn.Module):

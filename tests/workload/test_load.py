@@ -187,6 +187,16 @@ def test_a_module_is_copied_and_on_meta_without_its_weights():
     assert torch.equal(batch.args[0][0], batch.args[0][4])  # the example's rows, over and over
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_module_that_cannot_be_copied_says_what_to_write():
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 3)))
+    workload = load(model, inputs=(torch.randn(4, 3), torch.randn(4, 3)), loss="mse")
+    with pytest.raises(
+        ModelError, match=r"'0\.weight' is computed.*Try torch\.nn\.utils\.parametrizations\.weight_norm"
+    ):
+        workload.build()
+
+
 def test_a_module_needs_inputs_and_loss():
     with pytest.raises(ModelError, match="no inputs"):
         load(Tied(), loss="mse")

@@ -69,6 +69,9 @@ def test_factories_that_do_not_keep_to_it() -> None:
     with pytest.raises(ModelError, match=r"2 tensors that it was not given, first of shape \(4, 4\)"):
         make(lambda p: torch.optim.SGD(nn.Linear(4, 4).parameters(), lr=0.1), whole, whole)
 
+    with pytest.raises(ModelError, match=r"training with LBFGS: its step takes a closure"):
+        make(lambda named: torch.optim.LBFGS([p for _, p in named]), whole, whole)
+
     def refusing(named):
         raise InputError("lr=2", "it is too large", "lr=1")
 

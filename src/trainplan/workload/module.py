@@ -111,6 +111,16 @@ def rows_of(samples: int, seed: int, example: Batch) -> Batch:
 
 def copy_of(model: nn.Module) -> nn.Module:
     """A copy of the module; on the meta device, where that is the default, without copying its weights."""
+    computed = [
+        f"{name}.{key}".lstrip(".")
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    ]
+    if computed:
+        why = f"{computed[0]!r} is computed from parameters, as torch.nn.utils.weight_norm does, and cannot be copied"
+        instead = "torch.nn.utils.parametrizations.weight_norm, or a function in a file that builds the model"
+        raise ModelError(f"a copy of {type(model).__name__}", why, instead)
     if torch.get_default_device().type != "meta":
         return copy.deepcopy(model)
     memo: dict[int, Any] = {}

@@ -59,6 +59,12 @@ def make(
         raise ModelError("making the optimizer", f"it raised {type(error).__name__}: {error}", _FORM) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ModelError("making the optimizer", f"the function returned {type(optimizer).__name__}", _FORM)
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        why = "its step takes a closure, and runs the model several times; a plan's step runs it once"
+        asked = f"training with {type(optimizer).__name__}"
+        raise ModelError(asked, why, "an optimizer whose step() takes nothing") from None
     name_of = {parameter: name for name, parameter in given}
     foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in name_of]
     if foreign:

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from trainplan.errors import ModelError
 from trainplan.profile.capture.exported import ROOT, VALUE, Constant, Exported, Input, Returned
+from trainplan.profile.capture.modules import refuse_modules
 from trainplan.profile.capture.refuse import Watch
 from trainplan.profile.capture.state import changed, python_state, settles
 from trainplan.profile.capture.tensors import Held, held, replaced, values_of
@@ -118,6 +119,7 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
             "with fewer than 2 samples the batch cannot be told from dimensions of size 1",
             "a batch of 2 samples or more",
         )
+    refuse_modules(model)
     paths, spec = pytree.tree_flatten_with_path((batch.args, batch.kwargs))
     leaves = [leaf for _path, leaf in paths]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

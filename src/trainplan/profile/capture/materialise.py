@@ -35,6 +35,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from trainplan.errors import ModelError, nearest
 from trainplan.profile.capture.cuts import written_arguments
+from trainplan.profile.capture.modules import refuse_modules
 from trainplan.profile.capture.tensors import held, values_of
 from trainplan.workload.modes import in_training
 
@@ -100,6 +101,7 @@ class Skeleton:
                 # It reads values that a meta tensor does not have. (If it is broken, it raises again here.)
                 self.whole_build = f"the constructor computes with the values of its parameters ({_line(error)})"
                 self.model = _emptied(build())
+        refuse_modules(self.model)  # here already: lazy parameters have no shapes that anybody could ask for
         in_training(self.model)
         name_of = {id(tensor): name for name, tensor in values_of(self.model).items()}
         self.registrations = [Registration(key, tuple(p.shape), name_of.get(id(p))) for key, p in events]
