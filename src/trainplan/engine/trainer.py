@@ -28,7 +28,7 @@ from trainplan.engine.agreed import agree
 from trainplan.engine.ambient import refuse_autocast
 from trainplan.engine.asynchronous import Applied, Server, say_goodbye
 from trainplan.engine.crossing import agendas_of, begin, close, keep_agendas, replay, settle
-from trainplan.engine.evaluation import evaluate
+from trainplan.engine.evaluation import Evaluation
 from trainplan.engine.exchanges import Sums, sums_of
 from trainplan.engine.held import bind, hold
 from trainplan.engine.inputs import Inputs, steps_of
@@ -136,7 +136,7 @@ class Trainer:
         self._part: Part | None = None
         self._transport = transport(backend, self.device)
         self.inputs = Inputs(self)
-        self._evaluation: dict[int, Stage] = {}
+        self._evaluation: Evaluation | None = None
 
     def _sliced(self, compiled: bool) -> list[Slice]:
         """The slices of every sequence, where the plan has any."""
@@ -345,7 +345,10 @@ class Trainer:
         # All replicas, so that process groups are made by all: the first time that one is needed, it is here.
         runner = next(iter(self._runners.values()), None) or self._runner(self.workload.batch)
         self.gather()
-        return evaluate(self, runner, as_batch(batch), self._evaluation) if self.replica == 0 else None
+        if self.replica or self.is_server:
+            return None
+        self._evaluation = self._evaluation or Evaluation(self)
+        return self._evaluation(runner, as_batch(batch))
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that any plan can resume from; all ranks call this."""
