@@ -1,4 +1,4 @@
-"""Steps that can be worked out by hand: clipping by the norm of all shares, micro-batches and replicas of other sizes."""
+"""Steps worked out by hand: clipping by the norm of all shares, micro-batches and replicas of other sizes."""
 
 from __future__ import annotations
 
