@@ -128,6 +128,7 @@ def _ran(
         joined=join(expected.timeline(), result.timeline) if result.timeline.events else None,
         warm_up=result.warm_up,
         changes=changes,
+        lost=tuple(result.lost),
         untested=backend(there.backend).untested(expected.plan.world),
         notes=s.profile.notes,
     )

@@ -1,6 +1,7 @@
 """A rank of a run, of which one worker is killed (or stalls) at some operation: run instead of `trainplan.run`.
 
 VICTIM=1 AT=17 python -m tests.engine.killed JOB      rank 1 is killed before its 17th operation
+VICTIM=3 AT=2 …                                       … before the second push that it applies, if it is a server
 VICTIM=1 AT=17 STALL=0.5 UNTIL=0:2 …                  … or stops there until rank 0 has begun its step 2, and for half
                                                       a second more
 
@@ -14,13 +15,14 @@ import sys
 import time
 from pathlib import Path
 
-from trainplan.engine import handlers, runner, worker
+from trainplan.engine import asynchronous, handlers, runner, worker
 from trainplan.engine.inputs import Fed
 from trainplan.engine.instructions import Instruction
 from trainplan.program.ops import Kind
 
 LAST_WORDS = "last-words.json"
 _run, _step, _push = runner.Runner._run, runner.Runner.step, handlers.push
+_apply = asynchronous.Server._apply
 _count = 0
 _answered = 0  # pushes whose weights have begun to come back
 
@@ -66,9 +68,18 @@ def push(running: runner.Runner, op: Instruction, place: int) -> None:
     _push(running, op, place)
 
 
+def apply(self: asynchronous.Server, arrived: asynchronous._Arrived) -> None:
+    global _count
+    _count += 1
+    if _count == int(os.environ["AT"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    _apply(self, arrived)
+
+
 if __name__ == "__main__":
     if os.environ["RANK"] == os.environ["VICTIM"]:
         runner.Runner._run, handlers.push = run, push  # type: ignore[method-assign]
+        asynchronous.Server._apply = apply  # type: ignore[method-assign]
     elif "UNTIL" in os.environ:
         runner.Runner.step = step  # type: ignore[method-assign]
     worker.main()

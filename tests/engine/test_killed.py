@@ -5,21 +5,27 @@ import os
 import platform
 import random
 import re
+import signal
+import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import trainplan
 from tests.engine.asynchronous_job import by_the_rule
 from tests.engine.killed import LAST_WORDS
-from trainplan.engine.asynchronous import LOST, Applied, histogram, load
+from trainplan import files
+from trainplan.cluster.parse import cluster
+from trainplan.engine.asynchronous import GOODBYE, LOST, Applied, histogram, load
 from trainplan.engine.compare import compare, replayed
 from trainplan.engine.exactness import in_double
-from trainplan.engine.independent import run_each
+from trainplan.engine.independent import _Shown, _start, _Watch, run_each
 from trainplan.engine.job import Job
 from trainplan.engine.launch import environment, gather, start
 from trainplan.engine.measurement import RunResult
@@ -30,9 +36,11 @@ from trainplan.plan.text import brief, to_json
 from trainplan.profile.capture.captured import capture
 from trainplan.profile.capture.materialise import Skeleton
 from trainplan.profile.machine import describe
+from trainplan.profile.measure import measure
 from trainplan.profile.structure import structure
 from trainplan.program.lower import lower
 from trainplan.program.ops import Kind
+from trainplan.report.ran import Ran
 from trainplan.workload.load import load as load_workload
 
 MODEL = f"{Path(__file__).parent / 'user_model.py'}:build"
@@ -236,3 +244,80 @@ def test_what_our_own_launcher_does_not_do(tmp_path: Path) -> None:
         start(MODEL, SSP, steps=1, batch=6, out=tmp_path, nnodes="3", endpoint="here:1")
     with pytest.raises(RunError, match=r"not started again.*leaving --max-restarts out"):
         start(MODEL, SSP, steps=1, batch=6, out=tmp_path, max_restarts=1)
+
+
+# -- what `run` says of it ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.system("ps-asp", "R")
+@pytest.mark.usefixtures("quick_start")
+def test_what_run_answers_when_its_first_worker_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another worker tells how training goes on; the answer names who was lost, and is of those that are left."""
+    monkeypatch.setattr("trainplan.engine.launch.run_each", partial(run_each, module="tests.engine.killed"))
+    for name, value in {"PYTHONPATH": str(ROOT), "VICTIM": "0", "AT": str(2 * operations("ps-asp"))}.items():
+        monkeypatch.setenv(name, value)
+    profile = measure(load_workload(MODEL), samples=[2], repeats=1, seconds=0.1)
+    answer = trainplan.run(MODEL, ASP, cluster("4xcpu"), BATCH, steps=20, profile=profile, out=str(tmp_path))
+    assert isinstance(answer, Ran)
+    assert answer.lost == (0,)
+    assert [number is None for number in answer.peak_bytes] == [True, False, False, False]
+    assert answer.memory is not None
+    assert answer.memory[0] != 0
+    assert answer.joined is not None
+    assert answer.joined.unmeasured == (0,)
+    assert not any(row.rank == 0 for row in answer.joined.ops)
+    data = json.loads(json.dumps(answer.to_json()))
+    assert (data["lost"], data["peak_bytes"][0], data["joined"]["unmeasured"]) == ([0], None, [0])
+    assert "worker 0 was lost, and the others went on without it" in str(answer)
+    assert "without rank 0, of which nothing was measured" in str(answer)
+    said = capsys.readouterr().out
+    assert "worker 0 was lost: it was killed (SIGKILL)" in said
+    assert re.search(r"step 20/20 .* on rank 1 ", said)
+
+
+def killing(rank: int, how: signal.Signals) -> Callable[..., subprocess.Popen[bytes]]:
+    """Starts ranks, one of which is sent a signal at once."""
+
+    def start(job: Path, which: int, *arguments: Any) -> subprocess.Popen[bytes]:
+        process = _start(job, which, *arguments)
+        if which == rank:
+            process.send_signal(how)
+        return process
+
+    return start
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_a_rank_that_dies_while_all_join_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainplan.engine.independent._start", killing(1, signal.SIGKILL))
+    began = time.monotonic()
+    with pytest.raises(RunError, match=r"rank 1 was killed \(SIGKILL\), before all ranks had met"):
+        ran(ASP, tmp_path, VICTIM="none")
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.usefixtures("quick_start")
+@pytest.mark.parametrize(("victim", "why"), [("2", "without a server"), ("0", "no worker is left")])
+def test_who_was_killed_is_named_when_nobody_can_go_on(victim: str, why: str, tmp_path: Path) -> None:
+    """A server; or the only worker."""
+    chosen = SSP if victim == "2" else plan(servers=1, exchange="ps-asp", blocks=4, bucket=200)
+    with pytest.raises(RunError, match=rf"rank {victim} was killed \(SIGKILL\), and .*{why}.*rank-{victim}\.log"):
+        ran(chosen, tmp_path, VICTIM=victim, AT="7")
+
+
+def test_a_worker_that_servers_gave_up_does_not_keep_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands still when all others are through. One that said goodbye may take its time to write what it has."""
+    monkeypatch.setattr("trainplan.engine.independent._SOON", 0.2)
+    record = [Applied(-1, GOODBYE, 0.0, 0, (), left=0), Applied(-1, LOST, 0.0, 0, (), left=1)]
+    files.write(tmp_path / "arrivals-0.json", "arrivals", [files.to_json(entry) for entry in record])
+    ranks = [subprocess.Popen(["sleep", seconds], start_new_session=True) for seconds in ("1", "60", "0")]
+    watch = _Watch(ranks, SSP, tmp_path / "ranks.log", lambda rank: True, _Shown(tmp_path, False))
+    began = time.monotonic()
+    assert watch.through() == [1]
+    assert time.monotonic() - began < 20
+    assert "worker 1 is ended: its servers have given it up" in capsys.readouterr().out
+    assert [process.returncode for process in ranks] == [0, -signal.SIGKILL, 0]

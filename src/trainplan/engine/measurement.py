@@ -51,7 +51,7 @@ class RunResult:
     out: str
     step_seconds: list[float]  # of the slowest rank, every step
     losses: list[float]
-    peak_bytes: list[int]  # of every rank
+    peak_bytes: list[int | None]  # of every rank; None: it was lost
     references: list[float]  # seconds of the reference kernel beside the recorded steps
     timeline: Timeline
     warm_up: int
@@ -156,11 +156,12 @@ def one_by_one(
     workers = [r for r in ranks if r.stages]
     share = {replica: samples / batch for replica, samples in enumerate(of_replicas(plan, batch))}
     whole = sum(share[r.replica] for r in workers)
+    peaks = {r.rank: r.peak_bytes for r in ranks}
     losses = [sum(map(known_loss, step)) / whole for step in zip(*(r.losses for r in workers), strict=True)]
     return RunResult(
         out=out, step_seconds=[max(step) for step in zip(*(r.seconds for r in workers), strict=True)], losses=losses,
-        peak_bytes=[r.peak_bytes for r in ranks], references=[], timeline=merge(ranks, plan), warm_up=warm_up,
-        lost=lost,
+        peak_bytes=[peaks.get(rank) for rank in range(plan.world)], references=[], timeline=merge(ranks, plan),
+        warm_up=warm_up, lost=lost,
     )  # fmt: skip
 
 
@@ -178,7 +179,7 @@ def merge(ranks: Sequence[Measurement], plan: Plan) -> Timeline:
     moved = tuple(
         replace(e, start=e.start - begin, end=e.end - begin) for e in sorted(events, key=lambda e: (e.start, e.rank))
     )
-    return Timeline("measured", len(ranks), steps, moved, plan_text.brief(plan))
+    return Timeline("measured", plan.world, steps, moved, plan_text.brief(plan))
 
 
 def _messages(ranks: Sequence[Measurement]) -> list[Event]:

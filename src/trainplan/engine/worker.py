@@ -32,7 +32,7 @@ from trainplan.engine.measurement import Measurement, known_loss, measure, peak_
 from trainplan.engine.nodes import agree, hand_over
 from trainplan.engine.recorder import now
 from trainplan.engine.trainer import StepResult, Trainer, build
-from trainplan.engine.world import join, leave, tell, told
+from trainplan.engine.world import join, leave, ready, tell, told
 from trainplan.errors import InputError, TrainplanError
 from trainplan.plan.decided import DECIDED
 from trainplan.plan.rules import of_replicas
@@ -160,6 +160,8 @@ def _run(job: Job, out: Path) -> None:
     if job.again and plan.exchange in DECIDED:
         agendas.follow(trainer, job.again, start.step + job.steps)
     first = agendas.begin(trainer)
+    if trainer.is_asynchronous:
+        ready()
     measured = _train(trainer, job, out, start)
     agendas.save(trainer, first, out)
     if trainer.is_asynchronous:
@@ -220,7 +222,8 @@ def _device(job: Job) -> torch.device:
 
 def _train(trainer: Trainer, job: Job, out: Path, start: Begun) -> Measurement:
     """Train to the end of the run; what this rank knows of all its steps."""
-    speaks = trainer.replica == 0 and trainer.part.is_last
+    # Where workers go on without each other, another may yet have to speak for the first (`independent.py`).
+    speaks = (trainer.replica == 0 or trainer.is_asynchronous) and trainer.part.is_last
     first, last = trainer.steps_done, start.step + job.steps
     steps = kept_steps(out, trainer.rank, start, first)
     earlier, started = tuple(steps), now()
@@ -231,7 +234,7 @@ def _train(trainer: Trainer, job: Job, out: Path, start: Begun) -> Measurement:
             done, memory = trainer.steps_done - first, peak_bytes(trainer.device)
             shown = dataclasses.replace(result, loss=own_loss(result, trainer))
             _say(shown, trainer.rank, trainer.workload, memory, last, started, done, last - first)
-            if not _finite(result) and all(map(_finite, steps[:-1])):
+            if trainer.replica == 0 and not _finite(result) and all(map(_finite, steps[:-1])):
                 _warn(result)
         if job.save_every and trainer.steps_done % job.save_every == 0:
             keep_steps(out, trainer.rank, steps)  # before: where there is a checkpoint, every rank has kept them

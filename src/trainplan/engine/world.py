@@ -18,6 +18,7 @@ from trainplan.errors import InputError, RunError
 
 TIMEOUT = timedelta(seconds=120)
 _FAILURE = "failure"  # where a rank that fails leaves what it says
+_READY = "ready"  # ... and each that needs the others no longer to start
 _store: dist.Store | None = None  # of this attempt
 
 
@@ -43,7 +44,7 @@ def join(backend: str = "gloo", timeout: timedelta = TIMEOUT, until_exit: bool =
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     met = store(host, port, world, master=rank == 0 and not agent, timeout=timeout)
     global _store
-    _store = prefixed = dist.PrefixStore(f"trainplan/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}", met)
+    _store = prefixed = dist.PrefixStore(_prefix(os.environ.get("TORCHELASTIC_RUN_ID", ""), attempt), met)
     dist.init_process_group(
         "gloo" if backend != "nccl" else "nccl", store=prefixed, rank=rank, world_size=world, timeout=timeout
     )
@@ -57,6 +58,21 @@ def _leave_in_peace() -> None:
     leaving would wait for them: then the process ends as it is.)"""
     if not hasattr(sys, "last_value"):
         leave()
+
+
+def _prefix(run: str, attempt: str) -> str:
+    return f"trainplan/{run}/{attempt}"
+
+
+def ready() -> None:
+    """Leave word that this rank has joined all groups: those that go on without each other can, from now on."""
+    if _store is not None:
+        _store.set(f"{_READY}/{os.environ['RANK']}", "")
+
+
+def is_ready(store: dist.Store, run: str, rank: int) -> bool:
+    """Whether a rank of a run has left word of that, as whoever keeps the store sees it."""
+    return dist.PrefixStore(_prefix(run, "0"), store).check([f"{_READY}/{rank}"])
 
 
 def tell(text: str) -> None:

@@ -10,7 +10,7 @@ collective from when its last member comes until it is over on this rank.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -64,6 +64,7 @@ class Joined:
     mean: bool = False  # of all steps together, since workers had none in common; else medians of steps
     only_predicted: tuple[str, ...] = ()
     only_measured: tuple[str, ...] = ()
+    unmeasured: tuple[int, ...] = ()  # ranks, such as workers that were lost: they are in no row
 
     def __str__(self) -> str:
         rows = [_cells("step", self.total, self.total)]
@@ -80,6 +81,9 @@ class Joined:
                 text += f"\nonly {where}: {', '.join(names[:8])}" + (
                     f" and {len(names) - 8} more" if len(names) > 8 else ""
                 )
+        if self.unmeasured:
+            ranks = ", ".join(f"rank {rank}" for rank in self.unmeasured)
+            text += f"\nwithout {ranks}, of which nothing was measured"
         return f"{text}\n{self.summary()}"
 
     def summary(self) -> str:
@@ -98,7 +102,7 @@ class Joined:
         return {
             "plan": self.title, "total": self.total.to_json(), "kinds": [row.to_json() for row in self.kinds],
             "ops": [row.to_json() for row in self.ops], "noise": self.noise, "steps": self.steps,
-            "mean": self.mean,
+            "mean": self.mean, "unmeasured": list(self.unmeasured),
             "only_predicted": list(self.only_predicted), "only_measured": list(self.only_measured),
         }  # fmt: skip
 
@@ -120,12 +124,12 @@ def join(predicted: Timeline, measured: Timeline) -> Joined:
     expected, seen = steps(predicted)[-1:], steps(measured)
     if not expected or not seen:
         raise InputError("joining timelines", "one of them has no events", "a timeline of at least one step")
-    planned, real = _medians(expected), _medians(seen)
+    unmeasured = {event.rank for event in predicted.events} - {event.rank for event in measured.events}
+    planned, real = _medians(expected, unmeasured), _medians(seen, unmeasured)
     ops = [Row(n, planned.get((n, k, r), 0.0), real.get((n, k, r), 0.0), r) for n, k, r in planned.keys() | real.keys()]
     kinds = {k for _, k, _ in planned.keys() | real.keys()}
-    mean = [
-        Row(kind, _sum(planned, kind) / predicted.world, _sum(real, kind) / measured.world) for kind in sorted(kinds)
-    ]
+    there = predicted.world - len(unmeasured)
+    mean = [Row(kind, _sum(planned, kind) / there, _sum(real, kind) / there) for kind in sorted(kinds)]
     return Joined(
         title=measured.title or predicted.title,
         total=Row("step", expected[0].seconds, median(step.seconds for step in seen)),
@@ -136,6 +140,7 @@ def join(predicted: Timeline, measured: Timeline) -> Joined:
         mean=seen[0].of > 1,
         only_predicted=_missing(planned, real),
         only_measured=_missing(real, planned),
+        unmeasured=tuple(sorted(unmeasured)),
     )
 
 
@@ -173,10 +178,10 @@ def kind_words(kind: str) -> str:
 Key = tuple[str, str, int]  # name, kind, rank
 
 
-def _medians(found: Iterable[Step]) -> dict[Key, float]:
+def _medians(found: Iterable[Step], without: Collection[int]) -> dict[Key, float]:
     values: dict[Key, list[float]] = defaultdict(list)
     for step in found:
-        for share in step.shares:
+        for share in (share for share in step.shares if share.rank not in without):
             values[share.name, share.kind, share.rank].append(share.seconds)
     return {key: median(several) for key, several in values.items()}
 

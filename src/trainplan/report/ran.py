@@ -22,12 +22,13 @@ class Ran:
     prediction: Prediction
     step_seconds: tuple[float, ...]  # after the warm-up, each of its slowest rank; none: the run was not longer
     losses: tuple[float, ...]
-    peak_bytes: tuple[int, ...]
+    peak_bytes: tuple[int | None, ...]  # of every rank; None: it was lost
     out: str
     drift: float  # how many times slower the reference kernel is now than when the profile was made; 0: not known
     joined: Joined | None = None  # None: too few steps were recorded
     warm_up: int = 0  # steps at the beginning, which do not count
     changes: tuple[Replanned, ...] = ()  # where workers came or went: the plan is the last one's
+    lost: tuple[int, ...] = ()  # workers that died, and that asynchronous servers went on without
     untested: str = ""  # what of it nobody has seen work before
     notes: tuple[str, ...] = ()  # of the profile
 
@@ -51,18 +52,21 @@ class Ran:
         for change in self.changes:
             was, now = change.workers
             lines.append(f"workers changed, {was} → {now}: {title(change.before.plan)} → {title(change.plan)}")
+        lines += [f"worker {rank} was lost, and the others went on without it" for rank in self.lost]
         if self.losses:
-            lines.append(f"loss {self.losses[0]:.4f} → {self.losses[-1]:.4f} in {len(self.losses)} steps{self._lost}")
+            lines.append(
+                f"loss {self.losses[0]:.4f} → {self.losses[-1]:.4f} in {len(self.losses)} steps{self._diverged}"
+            )
         if self.joined is not None:
             lines.append(str(self.joined))
-        if self.peak_bytes:
-            lines.append(self._memory())
+        if self.memory is not None:
+            lines.append(self._memory(*self.memory))
         lines += [self.untested] if self.untested else []
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join([*lines, f"logs, timeline and results are in {self.out}"])
 
     @property
-    def _lost(self) -> str:
+    def _diverged(self) -> str:
         """Where the loss stopped being a number, if it did."""
         first = next((step for step, loss in enumerate(self.losses, 1) if not isfinite(loss)), None)
         return f"; it is no finite number in step {first} of these, the first such" if first is not None else ""
@@ -85,9 +89,8 @@ class Ran:
             words += percent(self.corrected_error)
         return words
 
-    def _memory(self) -> str:
+    def _memory(self, rank: int, expected: int, measured: int, context: int) -> str:
         """Predicted beside measured peak memory of the rank that is predicted to be fullest."""
-        rank, expected, measured, context = self.memory
         row = [f"peak memory of rank {rank}", gib(expected), gib(measured)]
         if self.prediction.device == "cpu":
             note = "measured is the resident memory of the process, with Python, torch and all libraries; "
@@ -98,24 +101,31 @@ class Ran:
         return f"{table(['', '>predicted', '>measured'], [row], lines=True)}\n{note}"
 
     @property
-    def memory(self) -> tuple[int, int, int, int]:
-        """(rank, bytes predicted, bytes measured, bytes that the device's context takes) of the fullest rank.
+    def memory(self) -> tuple[int, int, int, int] | None:
+        """(rank, bytes predicted, bytes measured, bytes that the device's context takes) of the fullest rank of those
+        that were not lost; None where no rank's memory is known.
 
         On a GPU torch counts its own allocations, so the context is in neither number; on a CPU the resident memory
         of the process has everything, so what is known of the process itself is in the prediction too.
         """
         p = self.prediction
-        expected = p.peak_bytes if p.device == "cpu" else p.peak.bytes
-        return p.peak.rank, expected, self.peak_bytes[p.peak.rank], p.peak_bytes - p.peak.bytes
+        context, known = p.peak_bytes - p.peak.bytes, dict(enumerate(self.peak_bytes))
+        by_size = sorted(p.peaks, key=lambda peak: -peak.bytes)
+        for peak in (p.peak, *by_size):
+            if (measured := known.get(peak.rank)) is not None:
+                return peak.rank, peak.bytes + (context if p.device == "cpu" else 0), measured, context
+        return None
 
     def to_json(self) -> dict[str, Any]:
-        rank, expected, measured, _ = self.memory if self.peak_bytes else (0, 0, 0, 0)
-        memory = {"rank": rank, "predicted_bytes": expected, "measured_bytes": measured} if self.peak_bytes else None
+        memory = None
+        if self.memory is not None:
+            rank, expected, measured, _ = self.memory
+            memory = {"rank": rank, "predicted_bytes": expected, "measured_bytes": measured}
         return {
             "predicted": self.prediction.to_json(), "step_s": self.step_s, "step_seconds": list(self.step_seconds),
             "warm_up": self.warm_up, "losses": list(self.losses), "peak_bytes": list(self.peak_bytes),
             "memory": memory, "error": self.error, "corrected_error": self.corrected_error, "drift": self.drift,
-            "out": self.out, "changes": [change.to_json() for change in self.changes],
+            "out": self.out, "lost": list(self.lost), "changes": [change.to_json() for change in self.changes],
             "joined": self.joined.to_json() if self.joined is not None else None, "untested": self.untested,
             "notes": list(self.notes),
         }  # fmt: skip
