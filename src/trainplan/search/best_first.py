@@ -9,11 +9,15 @@ simulating everything. It goes on until that is so of the last place in the tabl
 that have a place are better than its bound, or where it could hardly be better than another of its own shape. It stops
 after so much work, and says what none of the others can beat: work is counted in passes of micro-batches through
 stages, and not in seconds, so that the answer is the same on every machine.
+
+On slow networks that does not come to an end: of pipelines over several nodes bounds say nothing of gradients, nor of
+the card that a node's ranks share, so that thousands of plans may be faster and are not. Where half of the work has
+proved nothing, a quarter goes to plans on one node, whose bounds are close, and to those on more of them, number by
+number (so more devices are no worse than few); and half of the rest to those that are likely to be fast.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -27,6 +31,7 @@ from trainplan.search.closer import Closer
 from trainplan.search.columns import FIELDS, Space
 from trainplan.search.distinct import HARDLY, Standing
 from trainplan.search.floor import Floats, Floors, floors
+from trainplan.search.front import Front, smaller
 from trainplan.search.likely import likely
 from trainplan.search.objective import TIME, Objective
 from trainplan.search.room import room
@@ -44,6 +49,7 @@ _DEAR = 4  # so many of these would be all that may be simulated
 _BEYOND = 1.25  # times as much work as was meant, where the last plan takes it
 _NEAR = 0.1  # so much worse may be what is simulated in place of a plan that is much work
 _FULL = WORDS["recompute"].index("full")
+_LOWEST, _FEWER, _LIKELY = 0.5, 0.25, 0.125  # of the work: lowest bounds, fewer devices, likely ones; then bounds again
 _ROOMY, _FULLER = 0.7, 0.95  # of its room a plan may take at least, to be likely to fit: before it is cut, and cut
 
 
@@ -88,12 +94,10 @@ def best_first(
     floor = objective.floor(space, known)
     order = np.flatnonzero(known.fits & np.isfinite(floor) & possible(space, known))
     order = order[np.argsort(floor[order], kind="stable")]
-    bounds, place = floor[order], 0
-    cut: list[tuple[float, int, tuple[int, ...]]] = []  # those that are: bound, row, cuts
-    aside: list[tuple[float, int]] = []  # of these, such as are too much work
+    everything = Front(order, floor[order])
     done, looked = set[int](), dict[int, float]()
     siblings = Siblings(space, closer)
-    spent, lowest = 0.0, float("inf")
+    spent = 0.0
 
     def simulate(row: int, stages: tuple[int, ...]) -> None:
         nonlocal spent
@@ -116,13 +120,13 @@ def best_first(
             spent += closer.cut_work - before
         return looked[row]
 
-    def instead(bound: float) -> tuple[int, tuple[int, ...]] | None:
+    def instead(bound: float, front: Front) -> tuple[int, tuple[int, ...]] | None:
         """Of those that are cut, the one with the lowest bound that is less work, likely to fit, and hardly worse than
         a plan with this bound."""
         near = min(standing.best, (1 + _NEAR) * bound)
         if standing.best <= (1 + HARDLY) * bound:
             return None
-        for _, row, stages in sorted(each for each in cut if each[0] < near and each[1] not in done):
+        for _, row, stages in sorted(each for each in front.cut if each[0] < near and each[1] not in done):
             less = spent + cost(space.sketch(row)) < work
             if less and look(row, stages) < near and likely_to_fit(row):
                 return row, stages
@@ -131,59 +135,80 @@ def best_first(
     def likely_to_fit(row: int) -> bool:
         return closer.bytes[row] < _FULLER * (closer.room + closer.own)
 
-    for row in _seeds(space, known, order, work):
+    def try_out(row: int, sure: bool = False) -> None:
+        """Simulate a row, unless it cannot be the best once it is cut. `sure`: nor where it hardly fits."""
+        nonlocal spent
+        before = closer.cut_work
         bound, stages = closer(row)
-        if np.isfinite(bound) and look(row, stages) < np.inf:
+        spent += closer.cut_work - before
+        if np.isfinite(bound) and look(row, stages) < standing.best and (not sure or likely_to_fit(row)):
             simulate(row, stages)
+
+    def explore(front: Front, until: float) -> None:
+        """Best first, until no other can have a place, or so much is spent. (Where some are left out: be the best.)"""
+        nonlocal spent
+        while True:
+            lowest, enough = front.lowest, standing.last if front is everything else standing.best
+            if lowest >= enough or spent >= (until if standing.best < np.inf else _LONGER * work):
+                return
+            if front.fresh:
+                row = front.next()
+                if row in done or standing.beaten(space.sketch(row), lowest):
+                    continue
+                before = closer.cut_work
+                bound, stages = closer(row)
+                spent += _CUT + closer.cut_work - before
+                if np.isfinite(bound):
+                    front.push((max(lowest, objective.closer(space, row, bound, closer.bytes[row])), row, stages))
+                continue
+            bound, row, stages = front.pop()
+            if row in done:
+                continue
+            still = max(look(row, stages), objective.closer(space, row, siblings.least(row), 0.0))
+            if still > bound:
+                if still < np.inf:
+                    front.push((still, row, stages))
+                continue
+            sketch = space.sketch(row)
+            if standing.beaten(sketch, bound):
+                continue
+            price = cost(sketch)
+            if price > work / _DEAR:
+                # It would take most of what may be spent, and may not even fit: others that are nearly as good first.
+                other = instead(bound, front)
+                if other is not None:
+                    front.push((bound, row, stages))
+                    simulate(*other)
+                    continue
+                if spent + price > _BEYOND * work and standing.best < np.inf:
+                    front.aside.append((bound, row))
+                    continue
+            simulate(row, stages)
+
+    guess = np.full(len(space), np.inf)
+    guess[order] = likely(space, known, order)
+    for row in _seeds(space, guess, order, work):
+        try_out(row)
     for row in _light(space, known, order, work) if standing.best == np.inf else ():
-        bound, stages = closer(row)
-        if np.isfinite(bound) and row not in done and look(row, stages) < np.inf and likely_to_fit(row):
-            simulate(row, stages)
+        if row not in done:
+            try_out(row, sure=True)
         if standing.best < np.inf:
             break
-    while True:
-        lowest = min(bounds[place] if place < len(order) else np.inf, cut[0][0] if cut else np.inf)
-        if lowest >= standing.last or np.isinf(lowest) or spent >= work * (1 if standing.best < np.inf else _LONGER):
-            break
-        if not cut or cut[0][0] > lowest:
-            row = int(order[place])
-            place += 1
-            if row in done or standing.beaten(space.sketch(row), lowest):
-                continue
-            before = closer.cut_work
-            bound, stages = closer(row)
-            spent += _CUT + closer.cut_work - before
-            if np.isfinite(bound):
-                heapq.heappush(cut, (max(lowest, objective.closer(space, row, bound, closer.bytes[row])), row, stages))
-            continue
-        bound, row, stages = heapq.heappop(cut)
-        if row in done:
-            continue
-        still = max(look(row, stages), objective.closer(space, row, siblings.least(row), 0.0))
-        if still > bound:
-            if still < np.inf:
-                heapq.heappush(cut, (still, row, stages))
-            continue
-        sketch = space.sketch(row)
-        if standing.beaten(sketch, bound):
-            continue
-        price = cost(sketch)
-        if price > work / _DEAR:
-            # It would take most of what may be spent, and may not even fit: others that are nearly as good come first.
-            other = instead(bound)
-            if other is not None:
-                heapq.heappush(cut, (bound, row, stages))
-                simulate(*other)
-                continue
-            if spent + price > _BEYOND * work and standing.best < np.inf:
-                aside.append((bound, row))
-                continue
-        simulate(row, stages)
-    lowest = min(lowest, min(aside, default=(np.inf, -1))[0])
-    untouched = np.array(
-        [bound for bound, row in zip(bounds[place:], order[place:].tolist(), strict=True) if row not in done]
-    )
-    rest = np.append(untouched, [bound for bound, row, *_ in (*cut, *aside) if row not in done])
+    explore(everything, _LOWEST * work)
+    if everything.lowest < standing.best < np.inf:
+        fronts = smaller(space, order, floor[order])
+        for front in fronts:
+            explore(front, spent + _FEWER * work / len(fronts))
+        about, until = objective.floor(space, replace(known, seconds=guess)), spent + _LIKELY * work
+        for row in order[np.argsort(about[order], kind="stable")].tolist():
+            if about[row] >= standing.best or spent >= until:
+                break
+            if row not in done and floor[row] < standing.best and cost(space.sketch(row)) < work / _DEAR:
+                spent += _CUT
+                try_out(row)
+    explore(everything, work)
+    lowest = min(everything.lowest, min(everything.aside, default=(np.inf, -1))[0])
+    rest = everything.left(done)
     best = standing.best
     return Outcome(
         space,
@@ -237,11 +262,10 @@ def cost(sketch: Plan) -> float:
     return _EACH + ranks / 8 + sketch.pp * sketch.chunks * sketch.micro * pieces
 
 
-def _seeds(space: Space, known: Floors, order: np.ndarray, work: float) -> list[int]:
+def _seeds(space: Space, guess: Floats, order: Ints, work: float) -> list[int]:
     """Rows that are likely to be fast, of different numbers of replicas and stages, as far as they are little work; and
     before them one device, which every answer says something about."""
-    guess: Floats = likely(space, known, order)
-    few = np.append(order[space.ranks[order] == 1][:1], order[np.argsort(guess, kind="stable")[: 50 * SEEDS]])
+    few = np.append(order[space.ranks[order] == 1][:1], order[np.argsort(guess[order], kind="stable")[: 50 * SEEDS]])
     return _of_each_shape(space, few, ("dp", "tp", "pp", "spread"), work / (4 * SEEDS))
 
 

@@ -82,7 +82,7 @@ def floors(space: Space) -> Floors:
     local = -(-space.batch // space.column("dp"))  # samples of the first replica
     samples, larger = local // micro, local % micro  # of the smaller micro-batches; and how many have one more
     # What several rows share is worked out once: blocks by variant and samples.
-    numbers, which = _unique(np.tile(variant, 2), np.concatenate([samples, samples + (larger > 0)]))
+    numbers, which = unique(np.tile(variant, 2), np.concatenate([samples, samples + (larger > 0)]))
     lasting = tuple(map(Lasting, profiles))
     # (Beside others of its node compute takes longer, and not so the host: what both take is for `solve/least.py`.)
     crowded = bool(space.cluster.contention or space.cluster.spread)
@@ -157,7 +157,7 @@ def _seconds(rows: _Rows, parts: list[Blocks], sums: Floats, hop: Floats, device
         rows.small, rows.large, rows.full + 2 * rows.most, pp * rows.chunks, in_turn.astype(np.int64),
         micro - rows.larger - gpipe, rows.larger, rows.adds,
     )  # fmt: skip
-    keys, row = _unique(*(column[cut] for column in columns))
+    keys, row = unique(*(column[cut] for column in columns))
     best = np.zeros(len(pp))
     until = [np.cumsum(each, axis=1) for each in (once, again, adding)]
     best[cut] = _best_cuts(until[0], until[1], until[2], keys)[row]
@@ -188,7 +188,7 @@ def _slowest(space: Space, own: Ints) -> Floats:
     if len(set(pace.tolist())) == 1:
         return np.ones(len(own))
     ranks = space.ranks[own] // (space.column("dp")[own] * space.column("tp")[own])
-    keys, which = _unique(space.column("dp")[own], space.column("tp")[own], ranks)
+    keys, which = unique(space.column("dp")[own], space.column("tp")[own], ranks)
     found = np.empty(len(keys))
     for k, (dp, tp, many) in enumerate(keys.tolist()):
         # A group that shares stages is as fast as its first rank says: its ranks are alike, or nothing is certain.
@@ -199,12 +199,12 @@ def _slowest(space: Space, own: Ints) -> Floats:
 
 def _crowded(space: Space, rows: _Rows) -> Floats:
     """How many times as long compute takes at least, since devices of a node compute at once."""
-    keys, which = _unique(rows.dp, rows.tp, rows.ranks)
+    keys, which = unique(rows.dp, rows.tp, rows.ranks)
     plans = [plan(dp=dp, tp=tp, pp=ranks) for dp, tp, ranks in keys.tolist()]
     return np.array([at_least(each, space.cluster, space.batch).least for each in plans])[which]
 
 
-def _unique(*columns: Ints) -> tuple[Ints, Ints]:
+def unique(*columns: Ints) -> tuple[Ints, Ints]:
     """The combinations that occur, and which of them each row has."""
     number = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -217,7 +217,7 @@ def _variants(space: Space) -> tuple[list[Profile], Ints]:
     """The profiles of ranks that the plans of a space have, and which of them each has."""
     selective = space.column("recompute") == WORDS["recompute"].index("selective")
     tp, sequence = space.column("tp"), space.column("sequence")
-    keys, which = _unique(tp, sequence, selective.astype(np.int64))
+    keys, which = unique(tp, sequence, selective.astype(np.int64))
     first = np.full(len(keys), len(space), dtype=np.int64)
     np.minimum.at(first, which, np.arange(len(space)))
     return [planned(space.sketch(row), space.profile, space.cluster) for row in first.tolist()], which
@@ -259,7 +259,7 @@ def _best_cuts(once: Floats, again: Floats, adding: Floats, keys: Ints) -> Float
 def _sums(space: Space, rows: _Rows) -> tuple[Floats, Floats]:
     """Seconds of summing gradients over replicas, or of gathering or scattering what they share out: to begin with, and
     a byte. (Where groups of them share out, they sum over these beside it.)"""
-    keys, which = _unique(rows.dp, rows.tp, rows.ranks, (rows.zero > 0).astype(np.int64), rows.shard)
+    keys, which = unique(rows.dp, rows.tp, rows.ranks, (rows.zero > 0).astype(np.int64), rows.shard)
     found = np.zeros((len(keys), 2))
     for k, (replicas, sharing, stages, shares, shard) in enumerate(keys.tolist()):
         if replicas > 1:
@@ -271,7 +271,7 @@ def _sums(space: Space, rows: _Rows) -> tuple[Floats, Floats]:
 def _hops(space: Space, rows: _Rows, parts: list[Blocks]) -> Floats:
     """Seconds of a message between stages, there and back: stages of one pipeline are so many ranks apart."""
     sizes = np.array([part.hop for part in parts])
-    keys, which = _unique(rows.dp * rows.tp, rows.small, (rows.pp > 1).astype(np.int64))
+    keys, which = unique(rows.dp * rows.tp, rows.small, (rows.pp > 1).astype(np.int64))
     found = [
         hops(space.cluster, apart, sizes[n]) if several and sizes[n] else 0.0 for apart, n, several in keys.tolist()
     ]
