@@ -62,7 +62,8 @@ def test_plans_on_one_node_and_then_by_number_of_devices() -> None:
     few = whole.only(whole.ranks <= 2)
     assert smaller(few, np.arange(len(few)), np.zeros(len(few))) == []  # then they are all there is
     front = fronts[0]
-    assert front.lowest == bounds[front.order[0]] and front.fresh
+    assert front.lowest == bounds[front.order[0]]
+    assert front.fresh
     first = front.next()
     front.push((0.0, first, ()))
     assert (front.lowest, front.fresh) == (0.0, False)
