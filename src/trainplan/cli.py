@@ -182,10 +182,13 @@ def budget(
         str, typer.Option("--for", help="Only what it runs: fsdp, deepspeed, megatron, torchtitan, lightning.")
     ] = "",
     set: Set = [],  # noqa: B006
+    predicted: Annotated[
+        str, typer.Option(help="A precision: also plans that are predicted in it, and not yet run (tp, sequence …).")
+    ] = "",
     json: Json = False,
 ) -> None:
     """What to rent: the cheapest within a deadline, or the fastest within a budget."""
-    _answer(json, api.budget, model, deadline, budget, epochs, machines, batch, top, profile, framework, set)
+    _answer(json, api.budget, model, deadline, budget, epochs, machines, batch, top, profile, framework, set, predicted)
 
 
 @app.command()

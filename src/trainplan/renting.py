@@ -26,6 +26,7 @@ def budget(
     profile: str | Profile | None = None,
     framework: str = "",
     set: Changes = (),
+    predicted: str = "",
     *,
     inputs: Any = None,
     loss: Any = None,
@@ -35,11 +36,13 @@ def budget(
     in USD, for so many `epochs`; with both, the cheapest that keeps to both.
 
     `machines` are short names of clusters with commas, such as 8xA100-80,2x8xH100-SXM; without it, every GPU of the
-    catalogue that has a price, 1 to 32 of them. `framework`: only what it runs, as in `recommend`."""
+    catalogue that has a price, 1 to 32 of them. `framework`: only what it runs, and `predicted`:
+    a precision, as in `recommend`."""
     from trainplan.report.lines import command
     from trainplan.report.market import Budgeted
     from trainplan.report.progress import progress
     from trainplan.search.market import market
+    from trainplan.search.predicted import not_asked
     from trainplan.search.wishes import wishes_of
 
     if deadline is None and budget is None:
@@ -63,7 +66,7 @@ def budget(
                 known[device], sizes = s.profile, [*sizes, s.batch]
                 refuse_fixed(known[device], set, saved=has_profile(model, profile))
             there.append((known[device], cluster))
-        found = market(there, sizes[0], wishes, top, report)
+        found = market(there, sizes[0], wishes, top, report, predicted)
     following = []
     if found.offers and isinstance(model, str):
         from trainplan.plan.text import text
@@ -74,7 +77,8 @@ def budget(
         words["compile"] = there[0][0].compiled
         following.append(command("explain", model, plan=text(best.prediction.plan), **words))
     first = found.offers[0].cluster if found.offers else there[0][1]
-    return Budgeted(found, wishes, known[first.device(0).name], sizes[0], tuple(following))
+    unasked = not_asked(known[first.device(0).name], first) if not predicted else []
+    return Budgeted(found, wishes, known[first.device(0).name], sizes[0], tuple(following), predicted, tuple(unasked))
 
 
 def _machines(text: str, model: Any, profile: Any) -> list[str]:

@@ -9,11 +9,12 @@ from search.models import model
 from trainplan.api import budget
 from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.parse import cluster
-from trainplan.errors import InputError
+from trainplan.errors import InputError, PlanError
 from trainplan.profile.profile import Profile
 from trainplan.search.market import Market, market
 from trainplan.search.recommend import recommend
 from trainplan.search.wishes import Wishes, wishes_of
+from trainplan.situation import situation
 
 BATCH = 4
 SIZES = ("1x", "2x", "4x", "2x2x")
@@ -98,6 +99,39 @@ def test_the_command_says_whose_prices(machines: list[tuple[Profile, Cluster]]) 
     assert "nothing that can be rented keeps to it" in str(
         budget(profile, budget=1e-3, machines="2xA100-80", batch=BATCH)
     )
+
+
+def test_what_is_only_predicted_is_searched_where_it_is_asked_for(machines: list[tuple[Profile, Cluster]]) -> None:
+    """In another precision it is cheaper; nobody knows who is not told, and who cannot compute in it is refused."""
+    small = "gpt:layers=1,hidden=1024,heads=4,seq=256,vocab=512"
+    words = {"deadline": "9999h", "machines": "1xA100-80,1xV100-16", "batch": 8}
+    plain, asked = (budget(small, **words, predicted=precision) for precision in ("", "bf16"))
+    assert "not searched: another precision than fp32, tp, sequence and recompute=selective" in str(plain)
+    assert {offer.prediction.plan.precision for offer in plain.market.offers} == {"fp32"}
+    assert "not searched" not in str(asked)
+    assert "tp, sequence, precision and recompute=selective are predicted, not yet run here" in str(asked)
+    assert [(row.cluster.name, row.why) for row in asked.market.refused] == [
+        ("1xV100-16", "V100-16 does not compute in bf16")
+    ]
+    best = asked.market.offers[0].prediction
+    assert best.plan.precision == "bf16"
+    by_name = {offer.cluster.name: offer.prediction.price_per_epoch for offer in plain.market.offers}
+    assert best.price_per_epoch < by_name["1xA100-80"]
+    assert asked.to_json()["predicted"] == "bf16"
+    with pytest.raises(PlanError, match="predicted=bf16"):
+        market(machines, BATCH, wishes_of("money", 1e9), 1, lambda words, share: None, "bf17")
+
+
+def test_recommend_says_how_to_ask_for_another_precision(machines: list[tuple[Profile, Cluster]]) -> None:
+    one = cluster("2xA100-80")
+    made_up = machines[0][0]  # of which nothing is known but its seconds: so nothing can be predicted
+    assert not any("--predicted" in what for what in recommend(made_up, one, BATCH, top=1).left_out)
+    where = situation("gpt:layers=2,hidden=256,heads=4,seq=64,vocab=512", one, 8, None, (), None, {})
+    for predicted, said in (("", True), ("bf16", False)):
+        answer = recommend(where.profile, one, 8, top=1, predicted=predicted)
+        assert any("--predicted bf16 does" in what for what in answer.left_out) == said
+    probed = replace(one, source="probed 2026-11-19")
+    assert not any("--predicted" in what for what in recommend(where.profile, probed, 8, top=1).left_out)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from trainplan.cluster.cluster import Cluster
 from trainplan.cluster.describe import describe
 from trainplan.predict.predict import MEMORY_MARGIN, Prediction
 from trainplan.profile.profile import MIXED, Profile
-from trainplan.search.answer import Recommendation, left_out
+from trainplan.search.answer import Recommendation
 from trainplan.units import count, percent, seconds, significant
 
 NOWHERE = "none: "  # machines of estimated profiles begin so
@@ -65,7 +65,7 @@ def search_lines(found: Recommendation) -> list[str]:
     sizes = " × ".join(f"{field} {size}" for field, size in found.sizes.items() if size > 1) or "one plan"
     lines.append(f"space    {sizes}, as far as they go together; {found.too_big:,} plans cannot fit")
     lines.append("         then cuts, buckets, exchanges and loading of the best, by the clock")
-    lines.append(f"         not searched: {'; '.join(left_out())}")
+    lines.append(f"         not searched: {'; '.join(found.left_out)}")
     if found.predicted:
         lines.append("         tp, sequence, precision and recompute=selective are predicted, not yet run here")
     if found.wishes.words:

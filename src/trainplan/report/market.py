@@ -26,6 +26,8 @@ class Budgeted:
     profile: Profile  # on the machines that come first
     batch: int
     next: tuple[str, ...] = ()  # commands
+    predicted: str = ""  # the precision in which plans were searched that are not yet run
+    unasked: tuple[str, ...] = ()  # what was not searched since nobody asked
 
     def __str__(self) -> str:
         found = self.market
@@ -36,6 +38,9 @@ class Budgeted:
         where = f"{searched + len(found.passed)} kinds and numbers of machines"
         passed = f"{len(found.passed)} of these are not among the best"
         lines.append(f"search   {found.considered:,} plans on {where} bounded; {passed}")
+        lines += [f"         not searched: {what}" for what in self.unasked]
+        if self.predicted:
+            lines.append("         tp, sequence, precision and recompute=selective are predicted, not yet run here")
         if found.offers:
             lines += ["", self._offers(), "", *self._prices(), error_line(offer.prediction for offer in found.offers)]
         else:
@@ -96,5 +101,7 @@ class Budgeted:
             "refused": [{"machines": row.cluster.name, "why": row.why} for row in self.market.refused],
             "passed": list(self.market.passed),
             "considered": self.market.considered,
+            "predicted": self.predicted,
+            "left_out": list(self.unasked),
             "next": list(self.next),
         }  # fmt: skip

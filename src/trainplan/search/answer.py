@@ -12,6 +12,7 @@ from trainplan.plan.text import brief
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
 from trainplan.search.objective import TIME
+from trainplan.search.predicted import not_asked
 from trainplan.search.space import ALSO_LEFT_OUT, LEFT_OUT
 from trainplan.search.wishes import Wishes
 from trainplan.units import gib
@@ -93,6 +94,12 @@ class Recommendation:
         return self.bound if self.wishes.best is TIME else None
 
     @property
+    def left_out(self) -> list[str]:
+        """What a plan could say and was not searched for, each with the reason, or with how to ask for it."""
+        unasked = [] if self.predicted else not_asked(self.profile, self.cluster)
+        return [*unasked, *(f"schedule={word} ({why})" for word, why in LEFT_OUT.items()), *ALSO_LEFT_OUT]
+
+    @property
     def pruned(self) -> int:
         """Plans that cannot be among the best, by their bounds."""
         return self.considered - self.simulated - self.left
@@ -131,7 +138,7 @@ class Recommendation:
             "seconds": self.seconds,
             "space": self.sizes,
             "too_big": self.too_big,
-            "left_out": left_out(),
+            "left_out": self.left_out,
             "objective": self.wishes.objective,
             "asked": self.wishes.words,
             "bound": self.bound,
@@ -140,11 +147,6 @@ class Recommendation:
             "missed": [row.to_json() for row in self.missed],
             "gap": self.gap,
         }
-
-
-def left_out() -> list[str]:
-    """What a plan could say and is not searched for, each with the reason."""
-    return [*(f"schedule={word} ({why})" for word, why in LEFT_OUT.items()), *ALSO_LEFT_OUT]
 
 
 def overfull(p: Prediction) -> str:

@@ -19,6 +19,7 @@ from trainplan.search.answer import Progress
 from trainplan.search.columns import space
 from trainplan.search.floor import floors
 from trainplan.search.objective import epoch_steps, prices
+from trainplan.search.predicted import refuse
 from trainplan.search.recommend import recommend
 from trainplan.search.wishes import Wishes
 from trainplan.units import seconds, significant
@@ -53,14 +54,26 @@ class Market:
 
 
 def market(
-    machines: Sequence[tuple[Profile, Cluster]], batch: int, wishes: Wishes, top: int, progress: Progress
+    machines: Sequence[tuple[Profile, Cluster]],
+    batch: int,
+    wishes: Wishes,
+    top: int,
+    progress: Progress,
+    predicted: str = "",
 ) -> Market:
-    """The best plan on each of some clusters, as far as they come among the `top` best."""
+    """The best plan on each of some clusters, as far as they come among the `top` best. `predicted`: a precision, as
+    for `recommend`; devices that do not have it are refused."""
     bounded, refused, considered = [], list[Refused](), 0
     for number, (profile, cluster) in enumerate(machines):
         progress(f"bounding plans on {cluster.name}", number / len(machines) / 2)
         wishes.check(cluster)
-        whole = wishes.allowed(space(profile, cluster, batch, most_devices=wishes.devices))
+        if predicted:
+            refuse(profile, cluster, predicted)
+        without = [name for name, kind in cluster.kinds.items() if predicted and predicted not in kind.flops]
+        if without:
+            refused.append(Refused(cluster, f"{without[0]} does not compute in {predicted}", np.inf, np.inf))
+            continue
+        whole = wishes.allowed(space(profile, cluster, batch, predicted or "fp32", bool(predicted), wishes.devices))
         known = floors(whole)
         considered += len(whole)
         fits = known.fits & np.isfinite(known.seconds)
@@ -80,7 +93,7 @@ def market(
         if len(found) >= top and bound >= sorted(value for value, _ in found)[top - 1]:
             passed.append(cluster.name)
             continue
-        answer = recommend(profile, cluster, batch, top=1, wishes=wishes)
+        answer = recommend(profile, cluster, batch, top=1, predicted=predicted, wishes=wishes)
         if answer.ranked:
             best = answer.best
             rented = profile.device, best.plan, cluster.price_per_hour(best.plan.world)

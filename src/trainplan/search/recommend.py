@@ -17,9 +17,9 @@ from functools import partial
 import numpy as np
 
 from trainplan.cluster.cluster import Cluster
-from trainplan.errors import PlanError, nearest
+from trainplan.errors import PlanError
 from trainplan.plan.optimizers import shares
-from trainplan.plan.plan import WORDS, Plan, plan
+from trainplan.plan.plan import Plan, plan
 from trainplan.predict.planned import planned
 from trainplan.predict.predict import Prediction
 from trainplan.profile.profile import Profile
@@ -31,6 +31,7 @@ from trainplan.search.columns import Space, of, space
 from trainplan.search.distinct import HARDLY
 from trainplan.search.likely import likely
 from trainplan.search.objective import MEMORY, MONEY, TIME
+from trainplan.search.predicted import refuse
 from trainplan.search.reasons import compared, one_device, reason
 from trainplan.search.rejected import rejected
 from trainplan.search.space import sent_away
@@ -131,17 +132,6 @@ def _nearest(whole: Space, wishes: Wishes, progress: Progress) -> list[Predictio
 
 def _silent(words: str, share: float) -> None:
     pass
-
-
-def refuse(profile: Profile, cluster: Cluster, precision: str) -> None:
-    """Refused where plans are to be run: what is only predicted would be of no use."""
-    asked = f"predicted={precision} for {profile.workload} on {cluster.name}"
-    if precision not in WORDS["precision"]:
-        why = f"it is the precision that all plans have, one of {', '.join(WORDS['precision'])}"
-        raise PlanError(asked, why, f"predicted={nearest(precision, WORDS['precision'], 1)}")
-    if cluster.source.startswith("probed") or cluster.contention:
-        why = "the cluster was probed, so plans for it are to be run, and tp, sequence, precision and selective are not"
-        raise PlanError(asked, why, "leaving it out, or a cluster of the catalogue, such as 8x8xA100-80")
 
 
 def _ranked(p: Prediction, winner: Prediction, profile: Profile, cluster: Cluster, wishes: Wishes) -> Ranked:
