@@ -126,3 +126,32 @@ def fed_its_part(rank: int, world: int) -> tuple[float | None, float | None]:
 def test_a_rank_is_fed_its_part_where_it_says_so() -> None:
     for whole, part in pool(2).run(fed_its_part):
         assert whole == pytest.approx(part)
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_a_tensor_that_samples_share_is_not_split(rows: int) -> None:
+    """It has as many rows as the example that is captured (2), or as a whole batch (8)."""
+    import torch
+    from torch import nn
+
+    import trainplan
+
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(self.first(x)) * table.sum(0))
+
+    def inputs(samples: int, seed: int) -> tuple:
+        table = torch.arange(3.0 * rows).view(rows, 3) / 10
+        return (torch.randn(samples, 3), table), torch.randn(samples, 2)
+
+    model, batch = Weighted(), inputs(8, 0)
+    expected = nn.functional.mse_loss(model(*batch[0]), batch[1]).item()
+    trainer = trainplan.build("micro=2", model, "mse", inputs=inputs, batch=8)
+    try:
+        assert trainer.step(batch).loss == pytest.approx(expected)
+    finally:
+        trainer.close()

@@ -101,6 +101,25 @@ def test_sizes_that_do_not_fit_are_refused(sizes, why):
         split(Batch(4, args=(torch.zeros(4),)), sizes)
 
 
+def test_what_is_shared_goes_along_whole_however_long_it_is():
+    mask = torch.ones(4, 4)
+    batch = Batch(
+        4, (torch.arange(4), {"mask": mask}), {"bias": mask}, shared=frozenset({"args[1][mask]", "kwargs[bias]"})
+    )
+    one, three = split(batch, [1, 3])
+    assert (one.args[1]["mask"] is mask, three.kwargs["bias"] is mask, three.args[0].tolist()) == (
+        True,
+        True,
+        [1, 2, 3],
+    )
+    assert take(batch, [2, 0]).args[1]["mask"] is mask
+    copies = [to_device(part, "cpu", torch.float64) for part in split(batch, [2, 2])]  # of 4 rows, and equal
+    assert join(copies).kwargs["bias"].shape == (4, 4)
+    again = [Batch(4, ({"m": torch.eye(4)},), shared=frozenset({"args[0][m]"})) for _ in range(2)]
+    assert join(again).args[0]["m"].shape == (4, 4)
+    assert split(join(again), [3, 5])[0].args[0]["m"].shape == (4, 4)
+
+
 def test_batch_encoding():
     transformers = pytest.importorskip("transformers")
     encoded = transformers.BatchEncoding({"input_ids": torch.arange(6).reshape(3, 2), "note": "kept"})

@@ -226,6 +226,18 @@ def test_inputs_may_take_samples_alone_and_are_seeded():
         wrong.inputs(4, 0)
 
 
+def test_what_a_batch_shares_is_what_does_not_grow_with_it():
+    def inputs(samples, seed):
+        return {"x": torch.randn(samples, 3), "mask": torch.ones(8, 8), "two": torch.ones(2, 3)}, torch.ones(samples, 3)
+
+    workload = load(Tied(), inputs=inputs, loss="mse")
+    assert [workload.inputs(samples, 0).shared for samples in (1, 8)] == [{"kwargs[mask]", "kwargs[two]"}] * 2
+    fixed = load(Tied(), inputs=lambda samples: (torch.randn(2, 3), torch.randn(2, 3)), loss="mse")
+    with pytest.raises(ModelError, match="for 3 samples: the function gave 2"):
+        fixed.inputs(3, 0)
+    assert not fixed.inputs(2, 0).shared
+
+
 def test_tables_and_names_need_no_torch():
     code = (
         "import sys, trainplan.workload.datasets, trainplan.workload.zoo, trainplan.workload.load,"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainplan.engine.clocks import now
 from trainplan.errors import RunError
-from trainplan.workload.batch import each_place, split
+from trainplan.workload.batch import each_place, per_sample, split
 from trainplan.workload.workload import Batch
 
 
@@ -79,7 +79,7 @@ class Reading:
                 if place in fixed:
                     return fixed[place]
                 tensors.append(moved(tensor, device))
-                if not (tensor.dim() and tensor.shape[0] == batch.samples):  # the same for all micro-batches
+                if not per_sample(batch, place, tensor):  # the same for all micro-batches
                     fixed[place] = tensors[-1]
                 return tensors[-1]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -25,7 +25,7 @@ from trainplan.program.lower.backend import backend
 from trainplan.program.lower.layout import Layout
 from trainplan.program.lower.loads import loads, scatters
 from trainplan.units import some
-from trainplan.workload.batch import as_batch, each_place, each_tensor, tensors, to_device
+from trainplan.workload.batch import as_batch, each_place, per_sample, tensors, to_device
 from trainplan.workload.batch import split as split_batch
 from trainplan.workload.workload import Batch
 
@@ -59,6 +59,7 @@ class Inputs:
         self._own = [h for h in layout.holdings if h.rank == trainer.rank]
         self._places = {h.stage: self._read(layout, h.stage) for h in self._own}
         self._line_of = layout.line_of[:: max(1, len(self.plan.slices))].tolist()
+        self._shared = frozenset(given.name for given in trainer.shape.inputs if given.fixed_bytes)
         self._example = trainer.workload.inputs(2, 0) if self.scatters else Batch(0)
         # Nothing of theirs is read where the root sends it, and asynchronous workers are never all at one step.
         self._is_held = self.plan.world == 1 or self.scatters or trainer.is_asynchronous
@@ -81,7 +82,7 @@ class Inputs:
 
     def of(self, batch: Any, whole: int | None = None) -> Fed:
         """What a step trains on: a whole batch, or this rank's part of one of `whole` samples."""
-        batch = as_batch(batch)
+        batch = as_batch(batch, self._shared)
         total = whole or batch.samples
         if not self._is_held and whole is None:
             check_same(batch, self.plan, self.replica)
@@ -178,7 +179,7 @@ class Inputs:
     def forms(self, samples: int) -> list[Form]:
         """What comes from the root."""
         there = tensors(self._example)
-        return [(self._shape(there[place], samples), there[place].dtype) for place in self.scattered()]
+        return [(self._shape(place, there[place], samples), there[place].dtype) for place in self.scattered()]
 
     def received(self, arrived: list[Tensor], total: int) -> tuple[list[Batch], list[float]]:
         """This worker's micro-batches, from what the root has sent; and their weights."""
@@ -190,15 +191,14 @@ class Inputs:
 
     def _sized(self, samples: int) -> Batch:
         """A batch of so many samples, by shape only."""
-        made = each_tensor(self._example, lambda t: t.new_empty(self._shape(t, samples), device="meta"))
-        return Batch(samples, made.args, made.kwargs, made.targets)
+        made = each_place(self._example, lambda at, t: t.new_empty(self._shape(at, t, samples), device="meta"))
+        return replace(made, samples=samples)
 
     def _by_shape(self, sizes: tuple[int, ...]) -> list[Batch]:
         return split_batch(self._sized(sum(sizes)), sizes)
 
-    def _shape(self, tensor: Tensor, samples: int) -> tuple[int, ...]:
-        per_sample = tensor.dim() > 0 and tensor.shape[0] == self._example.samples
-        return (samples, *tensor.shape[1:]) if per_sample else tuple(tensor.shape)
+    def _shape(self, place: str, tensor: Tensor, samples: int) -> tuple[int, ...]:
+        return (samples, *tensor.shape[1:]) if per_sample(self._example, place, tensor) else tuple(tensor.shape)
 
     def _check(self, batch: Batch, total: int) -> None:
         """The others expect what the workload's own batches are like."""

@@ -22,7 +22,7 @@ from trainplan.profile.capture.tokens import tokens_of
 from trainplan.profile.profile import Block, Crossing, Input, Parameter, Profile
 from trainplan.profile.provenance import Provenance
 from trainplan.profile.untraceable import traceable
-from trainplan.workload.batch import each_tensor, tensors
+from trainplan.workload.batch import each_tensor, per_sample, tensors
 from trainplan.workload.origin import origin
 from trainplan.workload.workload import Batch, Workload
 
@@ -114,9 +114,9 @@ def _inputs(captured: Captured, batch: Batch) -> tuple[Input, ...]:
     made = []
     for place, tensor in tensors(batch).items():
         blocks = [last] if place.startswith("targets") else readers.get(id(tensor), [])
-        per_sample = tensor.dim() > 0 and tensor.shape[0] == batch.samples
         size = tensor.nbytes
-        made.append(Input(place, tuple(blocks), *((size / batch.samples, 0) if per_sample else (0.0, size))))
+        each, fixed = (size / batch.samples, 0) if per_sample(batch, place, tensor) else (0.0, size)
+        made.append(Input(place, tuple(blocks), each, fixed))
     return tuple(made)
 
 

@@ -1,7 +1,8 @@
 """Batches: splitting, joining, moving and counting them.
 
-A tensor is split along its first dimension where that equals the number of samples; all else goes along whole. Tensors
-may sit in dicts, lists and tuples of any depth, and in mappings such as transformers' `BatchEncoding`.
+A tensor is split along its first dimension where that equals the number of samples; all else goes along whole, and so
+does what the batch says is shared (an attention mask of 8 × 8 is no row a sample, in a batch of 8 neither). Tensors may
+sit in dicts, lists and tuples of any depth, and in mappings such as transformers' `BatchEncoding`.
 
 >>> import torch
 >>> batch = Batch(3, args=(torch.tensor([10, 11, 12]),), kwargs={"scale": torch.tensor(0.5)}, targets=[torch.ones(3)])
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,12 +63,13 @@ def join(parts: Sequence[Batch]) -> Batch:
         return Batch(0)
     if len(parts) == 1:
         return parts[0]
-    sizes = [part.samples for part in parts]
+    sizes, shared = [part.samples for part in parts], parts[0].shared
     return Batch(
         sum(sizes),
-        _join([part.args for part in parts], sizes, "args"),
-        _join([part.kwargs for part in parts], sizes, "kwargs"),
-        _join([part.targets for part in parts], sizes, "targets"),
+        _join([part.args for part in parts], sizes, "args", shared),
+        _join([part.kwargs for part in parts], sizes, "kwargs", shared),
+        _join([part.targets for part in parts], sizes, "targets", shared),
+        shared,
     )
 
 
@@ -85,7 +88,7 @@ def to_device(
 def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """The batch with every tensor changed."""
     args, kwargs, targets = (_map(value, change) for value in (batch.args, batch.kwargs, batch.targets))
-    return Batch(batch.samples, args, kwargs, targets)
+    return replace(batch, args=args, kwargs=kwargs, targets=targets)
 
 
 def each_place(batch: Batch, change: Callable[[str, Tensor], Tensor]) -> Batch:
@@ -106,6 +109,11 @@ def tensors(batch: Batch) -> dict[str, Tensor]:
     return found
 
 
+def per_sample(batch: Batch, place: str, tensor: Tensor) -> bool:
+    """Whether a tensor at this place of the batch has one row a sample."""
+    return tensor.dim() > 0 and tensor.shape[0] == batch.samples and place not in batch.shared
+
+
 def samples(*values: Any) -> int:
     """How many samples there are in plain values: the length of the first tensor that has one.
 
@@ -121,7 +129,7 @@ def samples(*values: Any) -> int:
     raise InputError("a batch", "no tensor with a first dimension is in it", "tensors of shape (samples, …)")
 
 
-def as_batch(value: Any) -> Batch:
+def as_batch(value: Any, shared: frozenset[str] = frozenset()) -> Batch:
     """A `Batch` from what training loops pass around.
 
     * a `Batch` stays as it is;
@@ -129,11 +137,13 @@ def as_batch(value: Any) -> Batch:
     * a dict of keyword arguments, for a model that takes its labels too;
     * a tensor, for a model without targets.
 
+    `shared` are places that are known to have no rows.
+
     >>> as_batch((torch.zeros(4, 3), torch.zeros(4))).samples, list(as_batch({"x": torch.zeros(2)}).kwargs)
     (4, ['x'])
     """
     if isinstance(value, Batch):
-        return value
+        return replace(value, shared=value.shared | shared)
     inputs, targets = value, None
     if isinstance(value, tuple | list):
         if len(value) != 2:
@@ -143,8 +153,9 @@ def as_batch(value: Any) -> Batch:
         inputs, targets = value
     count = samples(inputs, targets)
     if isinstance(inputs, Mapping):
-        return Batch(count, kwargs=dict(inputs), targets=targets)
-    return Batch(count, args=tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), targets=targets)
+        return Batch(count, kwargs=dict(inputs), targets=targets, shared=shared)
+    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    return Batch(count, args=args, targets=targets, shared=shared)
 
 
 # -- nested values -------------------------------------------------------------------------------------------------
@@ -153,10 +164,10 @@ def as_batch(value: Any) -> Batch:
 def _each(batch: Batch, size: int, change: Callable[[Tensor], Tensor]) -> Batch:
     """A batch of `size` samples in which every tensor that holds one row a sample is changed."""
 
-    def apply(tensor: Tensor) -> Tensor:
-        return change(tensor) if tensor.dim() and tensor.shape[0] == batch.samples else tensor
+    def apply(place: str, tensor: Tensor) -> Tensor:
+        return change(tensor) if per_sample(batch, place, tensor) else tensor
 
-    changed = each_tensor(batch, apply)
+    changed = each_place(batch, apply)
     changed.samples = size
     return changed
 
@@ -196,7 +207,7 @@ def _collect(value: Any, place: str, found: dict[str, Tensor]) -> None:
             _collect(item, f"{place}[{index}]", found)
 
 
-def _join(values: list[Any], sizes: list[int], place: str) -> Any:
+def _join(values: list[Any], sizes: list[int], place: str, shared: frozenset[str]) -> Any:
     first = values[0]
     if all(value is first for value in values):
         return first
@@ -204,7 +215,8 @@ def _join(values: list[Any], sizes: list[int], place: str) -> Any:
         kinds = ", ".join(sorted({type(value).__name__ for value in values}))
         raise InputError(f"joining {place} of {len(values)} parts", f"their types differ: {kinds}", "one type for all")
     if isinstance(first, Tensor):
-        if all(value.dim() and value.shape[0] == size for value, size in zip(values, sizes, strict=True)):
+        rows = place not in shared
+        if rows and all(value.dim() and value.shape[0] == size for value, size in zip(values, sizes, strict=True)):
             return torch.cat(values)
         if all(torch.equal(value, first) for value in values):
             return first
@@ -216,14 +228,15 @@ def _join(values: list[Any], sizes: list[int], place: str) -> Any:
             other = next(value for value in values if value.keys() != first.keys())
             why = f"their keys differ: {list(first)} and {list(other)}"
             raise InputError(f"joining {place} of {len(values)} parts", why, "the same keys for all")
-        return _rebuild(first, [_join([value[key] for value in values], sizes, f"{place}[{key}]") for key in first])
+        items = [_join([value[key] for value in values], sizes, f"{place}[{key}]", shared) for key in first]
+        return _rebuild(first, items)
     if isinstance(first, list | tuple):
         if any(len(value) != len(first) for value in values):
             other = next(value for value in values if len(value) != len(first))
             why = f"their lengths differ: {len(first)} and {len(other)}"
             raise InputError(f"joining {place} of {len(values)} parts", why, f"{len(first)} items for all")
         columns = zip(*values, strict=True)
-        return _rebuild(first, [_join(list(items), sizes, f"{place}[{i}]") for i, items in enumerate(columns)])
+        return _rebuild(first, [_join(list(of), sizes, f"{place}[{i}]", shared) for i, of in enumerate(columns)])
     if all(value == first for value in values):
         return first
     why = f"it differs between them and is no tensor: {first!r:.30}, {next(v for v in values if v != first)!r:.30}"

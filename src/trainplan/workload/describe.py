@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from trainplan import units
-from trainplan.workload.batch import tensors
+from trainplan.workload.batch import per_sample, tensors
 from trainplan.workload.workload import Batch, Workload
 
 
@@ -70,7 +70,7 @@ def input_text(batch: Batch) -> str:
     """
     shown = []
     for place, tensor in tensors(Batch(batch.samples, batch.args, batch.kwargs)).items():
-        shape = tensor.shape[1:] if tensor.dim() and tensor.shape[0] == batch.samples else tensor.shape
+        shape = tensor.shape[1:] if per_sample(batch, place, tensor) else tensor.shape
         name = place.removeprefix("kwargs").strip("[]") + " " if place.startswith("kwargs") else ""
         size = "×".join(str(side) for side in shape) or "one"
         shown.append(f"{name}{size} {str(tensor.dtype).removeprefix('torch.')}")

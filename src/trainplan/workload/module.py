@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trainplan.errors import InputError, ModelError, nearest
 from trainplan.workload import options
-from trainplan.workload.batch import as_batch, take
+from trainplan.workload.batch import as_batch, take, tensors
 from trainplan.workload.call import call
 from trainplan.workload.losses import as_loss
 from trainplan.workload.optimizer import refuse_made
@@ -29,6 +30,7 @@ from trainplan.workload.training import OPTIMIZER_KEYS, named_optimizer
 from trainplan.workload.workload import Batch, Workload
 
 BATCH, EPOCH = 32, 100_000  # samples, where nothing is said: an epoch then only scales what is printed
+_shared: WeakIdKeyDictionary = WeakIdKeyDictionary()  # function → places of its batches that have no row a sample
 _EXTRA = ("sample", "tokens_per_sample", "dataset", "schedule", "feed")
 
 
@@ -96,12 +98,31 @@ def checked_inputs(samples: int, seed: int, function: Callable[..., Any], name: 
 
     Every rank makes the batch for itself, so it must be the same one, whether or not the function minds its seed.
     """
-    with random_numbers(seed):
-        batch = as_batch(function(samples, seed) if seeded else function(samples))
+    batch = _made(samples, seed, function, seeded)
     if batch.samples != samples:
         asked, why = f"inputs of {name} for {samples} samples", f"the function gave {batch.samples}"
         raise ModelError(asked, why, "tensors whose first dimension is the number of samples that it is called with")
-    return batch
+    if function not in _shared:
+        _shared[function] = _shared_places(function, seeded)
+    return as_batch(batch, _shared[function])
+
+
+def _made(samples: int, seed: int, function: Callable[..., Any], seeded: bool) -> Batch:
+    with random_numbers(seed):
+        return as_batch(function(samples, seed) if seeded else function(samples))
+
+
+def _shared_places(function: Callable[..., Any], seeded: bool) -> frozenset[str]:
+    """The places of tensors whose first dimension does not grow with the samples: a mask of 8 × 8 in a batch of 8."""
+    try:
+        two, three = (_made(samples, 0, function, seeded) for samples in (2, 3))
+    except Exception:  # a function that makes no such batches: one that is asked for says what is wrong
+        return frozenset()
+    if (two.samples, three.samples) != (2, 3):
+        return frozenset()
+    there, more = tensors(two), tensors(three)
+    both = [place for place in there if place in more and there[place].dim() and more[place].dim()]
+    return frozenset(place for place in both if there[place].shape[0] == more[place].shape[0])
 
 
 def rows_of(samples: int, seed: int, example: Batch) -> Batch:

@@ -21,13 +21,15 @@ class Batch:
     """Some samples: the model's arguments, and what the loss compares its output with.
 
     Every tensor in `args`, `kwargs` and `targets` whose first dimension equals `samples` is split when the batch is
-    split; everything else (a temperature, a shared mask) goes along whole.
+    split; everything else (a temperature, a shared mask) goes along whole, and so do the tensors in the places that are
+    `shared` (named as `batch.tensors` names them), whose first dimension may be as long by chance.
     """
 
     samples: int
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     targets: Any = None
+    shared: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

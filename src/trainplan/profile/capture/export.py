@@ -30,6 +30,7 @@ from trainplan.profile.capture.refuse import Watch
 from trainplan.profile.capture.state import changed, python_state, settles
 from trainplan.profile.capture.tensors import Held, held, replaced, values_of
 from trainplan.profile.capture.tidy import tidy
+from trainplan.workload.batch import per_sample
 from trainplan.workload.modes import kept_in_evaluation
 from trainplan.workload.workload import Batch
 
@@ -122,16 +123,17 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
     refuse_modules(model)
     paths, spec = pytree.tree_flatten_with_path((batch.args, batch.kwargs))
     leaves = [leaf for _path, leaf in paths]
+    given = [path for path, leaf in paths if isinstance(leaf, Tensor)]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    per_sample = [tensor.ndim > 0 and tensor.shape[0] == batch.samples for tensor in tensors]
-    if not any(per_sample):
+    splits = [per_sample(batch, _place(path), tensor) for path, tensor in zip(given, tensors, strict=True)]
+    if not any(splits):
         raise ModelError(
             f"capture of {type(model).__name__}",
             f"no tensor of the batch has {batch.samples} (its number of samples) as first dimension",
             "a batch whose tensors have the samples first",
         )
     # Not one named dimension for all: that refuses the limits that operators set (32-bit indices on a GPU).
-    shapes = tuple({0: torch.export.Dim.DYNAMIC} if split else None for split in per_sample)
+    shapes = tuple({0: torch.export.Dim.DYNAMIC} if split else None for split in splits)
     # A tensor that is passed twice (labels=input_ids) would be captured as one input, and a later batch where the two
     # differ would be read wrongly. So every argument is a tensor of its own.
     examples = tuple(torch.zeros_like(tensor, device=device) for tensor in tensors)
@@ -161,10 +163,9 @@ def export(model: nn.Module, batch: Batch, device: torch.device) -> Exported:
         watch.notes += _not_settled(model, fakes, tensors, leaves, spec, device)
 
     watch.notes += _in_evaluation(model)
-    given = [path for path, leaf in paths if isinstance(leaf, Tensor)]
     inputs = [
         Input(name, _keys(path), tuple(tensor.shape), tensor.stride(), tensor.dtype, split)
-        for name, path, tensor, split in zip(_input_names(given), given, tensors, per_sample, strict=True)
+        for name, path, tensor, split in zip(_input_names(given), given, tensors, splits, strict=True)
     ]
     fixed = [Constant(_keys(path), leaf) for path, leaf in paths if not isinstance(leaf, Tensor)]
     return tidy(
@@ -271,6 +272,12 @@ def _explain(error: Exception, watch: Watch, model: nn.Module) -> ModelError:
 
 def _keys(path: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(getattr(key, "key", getattr(key, "idx", getattr(key, "name", None))) for key in path)
+
+
+def _place(path: tuple[Any, ...]) -> str:
+    """As `workload.batch.tensors` names it."""
+    first, *rest = _keys(path)
+    return "".join([("args", "kwargs")[first], *(f"[{key}]" for key in rest)])
 
 
 def _input_names(paths: list[tuple[Any, ...]]) -> list[str]:
