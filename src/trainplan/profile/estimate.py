@@ -19,7 +19,7 @@ from trainplan.profile import by_slice
 from trainplan.profile.device.known import model_of
 from trainplan.profile.device.model import Model
 from trainplan.profile.family import known
-from trainplan.profile.op import CONVOLUTIONS, Op
+from trainplan.profile.op import BY_CUDNN, Op
 from trainplan.profile.profile import Block, Floats, Parameter, Profile
 from trainplan.profile.provenance import Provenance
 from trainplan.profile.recipes import recipes
@@ -153,7 +153,7 @@ def _multiplied_in(trace: Trace, speed: Speed) -> tuple[str, str]:
     or that autocast lowers, the type that its operators read."""
     work: dict[tuple[bool, str], float] = {}
     for op in (op for block in trace.blocks for op in block.forward):
-        key = op.name in CONVOLUTIONS, op.precision if op.precision in HALF else ""
+        key = op.name in BY_CUDNN, op.precision if op.precision in HALF else ""
         work[key] = work.get(key, 0.0) + op.flops
 
     def most(convolutions: bool, tensor_cores: bool) -> str:

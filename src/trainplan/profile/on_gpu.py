@@ -4,7 +4,8 @@ Fake tensors pretend to be on the CPU, because on a machine without a GPU fake G
 things differ, and each is told here:
 
 * **names**: one operator in the place of another (`shown`). Attention is one of three fused kernels, or none of them
-  (`attention.py` has the rule); batch norm is cudnn's where cudnn has it; dropout is one kernel.
+  (`attention.py` has the rule); batch norm is cudnn's where cudnn has it; dropout is one kernel; recurrent layers of
+  a module are one operator (`recurrent.py`).
 * **autocast**: which operators a GPU's autocast runs in the lower precision, and which in fp32 (`LOWER`, `SINGLE`,
   `SINGLE_INSIDE`: `ATen/autocast_mode.h`, 2.11 to 2.13). A CPU's has other lists, and a GPU's is ignored on CPU
   tensors; so we cast ourselves, where it would (`OnGpu`).
@@ -22,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from trainplan.profile.attention import Asked, Gpu, attention, kernel_of
+from trainplan.profile.composite import GATES
+from trainplan.profile.recurrent import recurrent
 
 aten = torch.ops.aten
 Shapes = tuple[tuple[int, ...], ...]
@@ -130,6 +133,10 @@ class OnGpu(TorchFunctionMode):
                     return _cross_entropy_loss(*args, **kwargs)
         if name == "scaled_dot_product_attention":
             return attention(Asked.of(*args, **kwargs), self.gpu)
+        if name in GATES and function is getattr(aten, name).input:
+            # Autocast lowers what cudnn is given, weights too (`_cudnn_rnn_cast_reflatten`).
+            lower = self.lower if torch.is_grad_enabled() else None
+            return recurrent(name, *(self._cast(args, lower) if lower is not None else args))
         if name == "rms_norm":
             return _rms_norm(function, *args, **kwargs)
         return function(*args, **kwargs)

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 BIAS = "b"
 CONVOLUTIONS = {"convolution", "convolution_backward", "_convolution"}
+# On a GPU (cudnn's) all layers at once, on a CPU one layer in one direction.
+RECURRENT = {"_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"}
+# What cudnn multiplies, which has a setting of its own for numbers of 32 bits: tf32 where a device has it.
+BY_CUDNN = CONVOLUTIONS | RECURRENT
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Op:
     # Of a matrix product (rows, inner, columns), its batch being what the FLOPs are more than theirs;
     # of a convolution (samples, channels in, channels out, places written, places of the kernel, stride, groups);
     # of attention (heads of all samples, queries, keys, width of a head); of pooling (places of the kernel,);
+    # of recurrent layers (steps, samples, numbers read, numbers of a gate, gates, layers, directions, numbers written);
     # of a batch norm (numbers of a channel, channels, places of an image); of a layer norm, a softmax, or rows of a
     # table (numbers of a row,); of a sum (numbers that become one,).
     shape: tuple[int, ...] = ()

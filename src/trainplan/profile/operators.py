@@ -18,10 +18,12 @@ from torch.utils.flop_counter import flop_registry
 
 from trainplan.profile.arithmetic import NAMES
 from trainplan.profile.attention import Gpu
+from trainplan.profile.composite import TRILINEAR, recurrent_flops
 from trainplan.profile.device.families import REDUCTIONS, convolution_flops
 from trainplan.profile.memory import storage_bytes
 from trainplan.profile.on_gpu import shown
-from trainplan.profile.op import BIAS, Op
+from trainplan.profile.op import BIAS, RECURRENT, Op
+from trainplan.profile.recurrent import described
 from trainplan.profile.traced import Life
 
 aten = torch.ops.aten
@@ -35,7 +37,9 @@ _ATTENTION_BACKWARD = {
     aten._scaled_dot_product_efficient_attention_backward: 11,
 }
 # Where the two factors of a product are among its arguments.
-_FACTORS = {"mm": slice(2), "bmm": slice(2), "addmm": slice(1, 3), "baddbmm": slice(1, 3)}
+_FACTORS = {
+    "mm": slice(2), "bmm": slice(2), "addmm": slice(1, 3), "baddbmm": slice(1, 3), "_grouped_mm": slice(2),
+}  # fmt: skip
 _COPIES = {"clone", "copy_", "_to_copy"}  # element by element, too
 # Where among their arguments is what these copy first, unless its numbers are in a row (`contiguous()` in their code).
 _IN_A_ROW = {
@@ -77,7 +81,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
-        if function.namespace != "aten":
+        if function.namespace not in ("aten", "trainplan"):  # ours stand for those of a GPU
             return out
         read, written = _storages((args, kwargs)), _storages(out)
         self._follow([key for key in written if key not in read], written)
@@ -201,6 +205,12 @@ def _described(function: Any, args: Any, kwargs: Any, out: Any, read: int, writt
     shape = _shape(name, args, out)
     if packet is aten.convolution_backward:
         flops = convolution_flops(shape) * sum(args[10][:2])  # torch counts depthwise weights as if they were dense
+    elif name in RECURRENT:
+        flops = recurrent_flops(shape, name.endswith("backward"))
+    elif name == TRILINEAR:
+        flops = 2.0 * prod(_grid(args))
+    elif name in ("_euclidean_dist", "_grouped_mm"):  # the first is one product, of squares too
+        flops = 2.0 * prod(shape) * (prod(args[0].shape[:-2]) if args[1].dim() == args[0].dim() > 2 else 1)
     else:
         flops = float(flop_registry[packet](*args, **kwargs, out_val=out)) if packet in flop_registry else 0.0
     return Op(name, flops, read, written, shape, layout=_layout(function, args, out), **about)
@@ -229,6 +239,15 @@ def _shape(name: str, args: Any, out: Any) -> tuple[int, ...]:
     if name in _FACTORS:
         first, second = args[_FACTORS[name]]
         return (first.shape[-2], first.shape[-1], second.shape[-1])
+    if name in RECURRENT:
+        return described(name, args)
+    if name == TRILINEAR:
+        along = args[7] if len(args) > 7 else 1
+        first, *others = [size for place, size in enumerate(_grid(args)) if place != along]
+        return (first, prod(others[:-1]), others[-1] if others else 1)
+    if name == "_euclidean_dist":
+        first, second = args
+        return (first.shape[-2], first.shape[-1] + 2, second.shape[-2])
     if name in ("convolution", "_convolution", "convolution_backward"):
         backward = name == "convolution_backward"
         given, weight = args[1:3] if backward else args[:2]
@@ -253,6 +272,21 @@ def _shape(name: str, args: Any, out: Any) -> tuple[int, ...]:
         sizes = next((a for a in args if isinstance(a, list | tuple)), ()) if "adaptive" not in name else ()
         return (prod(sizes),) if sizes else ()
     return ()
+
+
+def _grid(args: Any) -> list[int]:
+    """All places of a trilinear product: three tensors, each of which is repeated along the dimensions that it lacks.
+
+    >>> given, weight = torch.zeros(5, 3), torch.zeros(7, 3, 4)
+    >>> _grid((given, weight, torch.zeros(5, 4), [1, 3], [0], [1, 2], [2, 3]))
+    [5, 7, 3, 4]
+    """
+    whole = []
+    for tensor, lacks in zip(args[:3], args[3:6], strict=True):
+        for dim in sorted(lacks):
+            tensor = tensor.unsqueeze(dim)
+        whole.append(tensor.shape)
+    return [max(sizes) for sizes in zip(*whole, strict=True)]
 
 
 def _layout(function: Any, args: Any, out: Any) -> str:

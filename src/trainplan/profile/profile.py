@@ -87,7 +87,9 @@ class Block:
     update_workspace_bytes: float = 0.0  # extra bytes alive at the worst moment of a step for its parameters alone
     buffer_bytes: int = 0
     random: bool = False  # draws random numbers in forward (dropout): is seeded before it runs
-    convolution_flops: float = 0.0  # of `flops`, those of convolutions; the others are those of matrix products
+    convolution_flops: float = (
+        0.0  # of `flops`, those by cudnn (recurrent layers, too); the others are of matrix products
+    )
     # Backward in two parts, where it was asked for: gradient of the input, gradient of the weights.
     backward_input_s: Floats = ()
     backward_weight_s: Floats = ()

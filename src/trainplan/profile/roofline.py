@@ -9,18 +9,19 @@ at hand. Each constant says where it is from; those marked *assumed* are round n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
 from trainplan.cluster import catalogue
 from trainplan.cluster.cluster import Device
 from trainplan.errors import InputError, nearest
+from trainplan.profile.composite import COMPOSITE, pieces
 from trainplan.profile.device.families import PRECISIONS, convolution_flops, family_of, place, places
 from trainplan.profile.device.file import LIKE
 from trainplan.profile.device.model import Model, tiled
 from trainplan.profile.efficiency import Efficiency, efficiency
-from trainplan.profile.op import BIAS, CONVOLUTIONS, Op
+from trainplan.profile.op import BIAS, BY_CUDNN, CONVOLUTIONS, Op
 from trainplan.profile.winograd import fused, in_steps
 from trainplan.units import percent
 
@@ -107,9 +108,14 @@ class Speed:
         """(FLOP/s, whether on tensor cores) of an operator's arithmetic."""
         if op.precision in HALF and op.precision in self.device.flops:
             return self.device.flops[op.precision], self.device.flops[op.precision] > self.plain
-        if op.name in CONVOLUTIONS:
+        if op.name in BY_CUDNN:
             return self.convolutions, self.tensor_convolutions
         return self.products, self.tensor_products
+
+    @property
+    def of_cudnn(self) -> Speed:
+        """What products run at that cudnn does: as convolutions."""
+        return replace(self, products=self.convolutions, tensor_products=self.tensor_convolutions)
 
     @property
     def is_cpu(self) -> bool:
@@ -191,11 +197,14 @@ def pass_seconds(ops: Sequence[Op], speed: Speed) -> float:
 
 
 def _in_tf32(op: Op, speed: Speed) -> bool:
-    return speed.tensor_convolutions if op.name in CONVOLUTIONS else speed.tensor_products
+    return speed.tensor_convolutions if op.name in BY_CUDNN else speed.tensor_products
 
 
 def plain_seconds(op: Op, speed: Speed) -> float:
     """Seconds of one operator by the device's peaks and plain efficiencies."""
+    if op.name in COMPOSITE:
+        like = speed.of_cudnn if op.name in BY_CUDNN else speed
+        return sum(count * plain_seconds(part, like) for part, count in pieces(op))
     arithmetic, reaches = 0.0, speed.reaches
     stream = reaches.stream
     peak, cores = speed.peak(op)

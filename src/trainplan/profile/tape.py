@@ -55,7 +55,7 @@ class Tape(TorchDispatchMode):
         out = function(*args, **(kwargs or {}))
         writes = tuple(self.seen(t) for t in pytree.tree_leaves(out) if isinstance(t, Tensor))
         place = before if len(self.recorder.ops) > before else None
-        if function.namespace == "aten":
+        if function.namespace in ("aten", "trainplan"):
             name = function.overloadpacket.__name__
             self.steps.append(Step(self.block, self.backward, name, reads, writes, place))
         return out

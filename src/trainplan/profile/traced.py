@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from trainplan.profile.op import CONVOLUTIONS, Op
+from trainplan.profile.op import BY_CUDNN, Op
 from trainplan.profile.profile import Profile
 from trainplan.profile.recipe import Share
 from trainplan.profile.roofline import between as op_between
@@ -67,8 +67,8 @@ class BlockTrace:
 
     @property
     def convolution_flops(self) -> float:
-        """Those of them that are in convolutions."""
-        return sum(op.flops for op in self.forward if op.name in CONVOLUTIONS)
+        """Those of them that cudnn multiplies: convolutions, and recurrent layers."""
+        return sum(op.flops for op in self.forward if op.name in BY_CUDNN)
 
     @cached_property
     def levels(self) -> list[int]:

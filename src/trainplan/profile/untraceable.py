@@ -34,6 +34,8 @@ def traceable(captured: Captured, doing: str) -> Iterator[None]:
     except TrainplanError:
         raise
     except Exception as error:
+        if PurePath(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(_OURS):
+            raise  # a mistake of ours is none of the model's
         asked, why = _named(captured, error)
         first = (str(error).strip().splitlines() or [""])[0]
         raise ModelError(

@@ -24,6 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainplan.profile.composite import COMPOSITE, pieces
+
 if TYPE_CHECKING:
     from trainplan.profile.op import Op
 
@@ -114,7 +116,7 @@ def odd(layout: str, rows: int, inner: int, columns: int, precision: str) -> boo
 
 # -- from operators ---------------------------------------------------------------------------------------------------
 
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_euclidean_dist", "_grouped_mm")
 _FOUND = 8  # bytes of a copy of 32 bits, by which those of numbers that lie in some other order are measured
 # Words in the names of operators → (family, variant); the first that fits counts.
 _WORDS = (
@@ -142,6 +144,8 @@ def places(op: Op, precision: str) -> tuple[Place, ...]:
 
     `precision` is what products of 32-bit numbers run in, fp32 or tf32; other numbers are their own.
     """
+    if op.name in COMPOSITE:
+        return tuple(one for part, count in pieces(op) for one in places(part, precision) * count)
     kind = precision if op.precision in ("", "fp32", "fp64") else op.precision
     if op.name in _PRODUCTS and len(op.shape) == 3:
         rows, inner, columns = op.shape
@@ -205,7 +209,7 @@ def family_of(name: str) -> str:
     >>> family_of("addmm"), family_of("native_batch_norm_backward"), family_of("mul")
     ('product', 'normalisation', 'elementwise')
     """
-    if name in _PRODUCTS:
+    if name in _PRODUCTS or name in COMPOSITE:
         return "product"
     if "convolution" in name:
         return "convolution"
