@@ -8,8 +8,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+import trainplan
 from trainplan.cluster.catalogue import device
 from trainplan.profile.device.known import model_of
+from trainplan.profile.estimate import estimate
 from trainplan.profile.on_gpu import OnGpu
 from trainplan.profile.op import Op
 from trainplan.profile.operators import Recorder
@@ -88,3 +90,18 @@ def test_products_under_another_name_are_counted():
     assert found["_trilinear"] == (2.0 * 5 * 8 * 16 * 24, (5, 16, 24))
     # Distances are one product, with the squares of both as two more columns.
     assert found["_euclidean_dist"] == (3 * 2.0 * 40 * (8 + 2) * 48, (40, 10, 48))
+
+
+class Spectrum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(F.gelu(self.layer(x)).cumsum(1)).abs()
+
+
+def test_an_operator_of_which_nothing_is_known_but_its_bytes_is_noted_by_name():
+    workload = trainplan.load(Spectrum(), inputs=(torch.zeros(4, 16), torch.zeros(4, 9)), loss="mse", batch=4)
+    (found,) = estimate(workload, device("A100-80"), samples=[2]).notes
+    assert found == "estimated by its bytes alone, whatever it computes: _fft_c2c, _fft_r2c"

@@ -29,6 +29,7 @@ from trainplan.profile.repeated import TRACED, expanded, same
 from trainplan.profile.structure import structure
 from trainplan.profile.trace import trace, trace_update
 from trainplan.profile.traced import Traced
+from trainplan.profile.unpriced import note
 from trainplan.profile.untraceable import traceable
 from trainplan.workload.batch import each_tensor
 from trainplan.workload.workload import Batch, Workload
@@ -74,6 +75,7 @@ def in_one_piece(
     say("tracing its operators", 0.5)
     with traceable(captured, "operator by operator"):
         small, large = (trace(captured, workload, size, gpu, lower) for size in (SMALL, LARGE))
+    base = replace(base, notes=(*base.notes, *note(small.unpriced | large.unpriced)))
     update = trace_update(captured, workload, {p.name for p in base.parameters if p.trainable}, gpu is not None)
     if small.like(large):
         base = replace(base, parameters=tuple(replace(p, sliced=p.name in small.cut) for p in base.parameters))

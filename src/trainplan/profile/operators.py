@@ -25,6 +25,7 @@ from trainplan.profile.on_gpu import shown
 from trainplan.profile.op import BIAS, RECURRENT, Op
 from trainplan.profile.recurrent import described
 from trainplan.profile.traced import Life
+from trainplan.profile.unpriced import is_unpriced
 
 aten = torch.ops.aten
 # Attention: where among its arguments is whether it is causal.
@@ -73,6 +74,7 @@ class Recorder(TorchDispatchMode):
         self.listed: list[Listed] | None = [] if lists else None
         self._applied: set[int] = set()  # masks that a forward pass has applied
         self.ops: list[Op] = []
+        self.unpriced: set[str] = set()  # names of those of which only bytes are known
         self._masks: dict[int, StorageWeakRef] = {}  # storages that dropout filled
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}  # storages that are followed, with their place …
         self._lives: list[Life] = []  # … among these
@@ -95,6 +97,8 @@ class Recorder(TorchDispatchMode):
             return out  # part of the kernel that applies the mask
         changed = written or _storages(_written_into(function, args, kwargs))  # some change lists, and return nothing
         self.ops.append(_described(function, args, kwargs, out, _bytes(read), _bytes(changed)))
+        if not self.ops[-1].flops and is_unpriced(function):
+            self.unpriced.add(self.ops[-1].name)
         if self.listed is not None:
             self.listed.append(self._listed(function, args, kwargs, read))
         return out

@@ -223,7 +223,7 @@ class Profile:
     inputs: tuple[Input, ...] = ()  # none: it is not known who reads what of the batch
     update_apart: float = 1.0  # how many times longer the steps of all blocks take one by one than at once
     epoch_assumed: bool = False  # nobody said how many samples an epoch has
-    notes: tuple[str, ...] = ()  # what of the model is trained in another form than it was written
+    notes: tuple[str, ...] = ()  # what is trained in another form than it was written, or estimated by its bytes alone
 
     def __post_init__(self) -> None:
         sizes = len(self.samples)

@@ -77,7 +77,7 @@ def trace(
         found.append(replace(block_trace, saved_bytes=saved.inside[index], share=share, tail=tail))
         cut |= sliced
     by = {name: tuple(sorted(users)) for name, users in saved.by.items()}
-    return Trace(samples, tuple(found), by, frozenset(cut))
+    return Trace(samples, tuple(found), by, frozenset(cut), frozenset(recorder.unpriced))
 
 
 def _tail(steps: Iterable[Step], saved: Container[int], forward: Sequence[Op]) -> int:

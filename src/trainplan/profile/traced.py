@@ -102,6 +102,7 @@ class Trace:
     blocks: tuple[BlockTrace, ...]
     saved_by: dict[str, tuple[int, ...]]  # crossing → blocks whose backward needs it
     cut: frozenset[str] = frozenset()  # parameters of which ranks that share blocks have slices
+    unpriced: frozenset[str] = frozenset()  # names of operators of which only bytes are known
 
     def like(self, other: Trace) -> bool:
         """Whether the same operators run, on other sizes."""
