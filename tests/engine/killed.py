@@ -5,6 +5,8 @@ VICTIM=3 AT=2 …                                       … before the second pu
 VICTIM=1 AT=17 STALL=0.5 UNTIL=0:2 …                  … or stops there until rank 0 has begun its step 2, and for half
                                                       a second more
 
+PATIENCE=8: seconds that ranks wait for each other.
+
 Before its end the victim writes what it came to, and how many of its pushes were answered, beside its job.
 """
 
@@ -13,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 from trainplan.engine import asynchronous, handlers, runner, worker
@@ -82,4 +85,6 @@ if __name__ == "__main__":
         asynchronous.Server._apply = apply  # type: ignore[method-assign]
     elif "UNTIL" in os.environ:
         runner.Runner.step = step  # type: ignore[method-assign]
+    if "PATIENCE" in os.environ:
+        worker.TIMEOUT = asynchronous.TIMEOUT = timedelta(seconds=float(os.environ["PATIENCE"]))
     worker.main()

@@ -321,3 +321,13 @@ def test_a_worker_that_servers_gave_up_does_not_keep_the_run(
     assert time.monotonic() - began < 20
     assert "worker 1 is ended: its servers have given it up" in capsys.readouterr().out
     assert [process.returncode for process in ranks] == [0, -signal.SIGKILL, 0]
+
+
+@pytest.mark.system("ssp", "R")
+@pytest.mark.usefixtures("quick_start")
+def test_whoever_waits_under_ssp_outlives_a_worker_that_stands_still(tmp_path: Path) -> None:
+    """Worker 1 stops before its second step until worker 0 begins its last, which it may only when the server has
+    given up worker 1: worker 0 has waited for that as long as the server, and goes on."""
+    result = ran(SSP, tmp_path, VICTIM="1", AT="11", STALL="0", UNTIL="0:4", PATIENCE="8")
+    assert result.lost == [1]
+    assert len(result.losses) == STEPS

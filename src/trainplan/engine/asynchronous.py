@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -87,7 +88,9 @@ class Server:
         self._pulled = [0] * self.workers  # the version that each worker has
         self._leaving: set[int] = set()
         self._sent: list[list[Pending]] = [[] for _ in range(self.workers)]
-        self._alone: set[int] = set()  # workers that were lost when the record was made, and are here now
+        # Workers that were lost when the record was made, and are here now; and those that were given up.
+        self._alone: set[int] = set()
+        self._heard = [now()] * self.workers  # when something came from each, or was given to it; inf: it waits for us
         self._queue: SimpleQueue[_Arrived] = SimpleQueue()
         self._ops = {(i.kind, i.unit, i.peer): i for i in runner.list}
         self._threads = [
@@ -112,6 +115,7 @@ class Server:
                 for load in self.shard.loads:
                     start = now()
                     tensors = self._take(self.shard.forms(load), worker, load, int(load.numbered))
+                    self._heard[worker] = now()
                     gradients[load.unit] = joined(tensors)
                     op = self._ops[Kind.RECV_G, load.unit, worker]
                     self.arrivals.append((number, op.sent_by, now()))
@@ -131,6 +135,7 @@ class Server:
 
     def serve(self, until: int) -> None:
         """Serve until every worker that is still there has pushed so often, or said goodbye."""
+        self._heard = [max(heard, now()) for heard in self._heard]  # between steps all may have done something else
         while any(
             self.state.alive[w] and w not in self._leaving and self.state.clock[w] < until for w in range(self.workers)
         ):
@@ -153,18 +158,31 @@ class Server:
                 return self._as_then(then, self._parked.pop(turn))
             if turn is None and self._parked:
                 return self._parked.pop(next(iter(self._parked)))
-            try:
-                arrived = self._queue.get(timeout=TIMEOUT.total_seconds())
-            except Empty:
-                waiting = [w for w in range(self.workers) if self.state.alive[w] and w not in self._leaving]
-                why = f"nothing has come from workers {waiting} for {TIMEOUT.total_seconds():g} s"
-                instead = "exchange=ps-bsp, where all wait for all, or a worker that is less busy"
-                raise RunError(f"server {self.rank - self.plan.workers}", why, instead) from None
-            if arrived.worker in self._alone:
-                continue
+            arrived = self._come()
             if turn is None or arrived.worker == turn:
                 return self._as_then(then, arrived)
             self._parked[arrived.worker] = arrived
+
+    def _come(self) -> _Arrived:
+        """What comes next; or that of some worker, whose turn it is, nothing has come for too long. The transport must
+        not say so: gloo closes all connections of a rank when one wait is over time."""
+        patience = TIMEOUT.total_seconds()
+        while True:
+            silent = self._leaving | self._alone | self._parked.keys()
+            owing = [w for w, heard in enumerate(self._heard) if w not in silent and heard < inf]
+            if not owing:
+                why = "it has a push there of a worker from which nothing more will come"
+                raise RunError("repeating what servers recorded", why, "the record of a run with as many steps")
+            first = min(owing, key=lambda worker: self._heard[worker])
+            try:
+                arrived = self._queue.get(timeout=max(self._heard[first] + patience - now(), 0.0))
+            except Empty:
+                if self._heard[first] + patience > now():
+                    continue  # a part of a push has come
+                self._alone.add(first)
+                return _Arrived(first, GOODBYE, {}, lost=f"nothing has come from it for {patience:g} s")
+            if arrived.worker not in self._alone:
+                return arrived
 
     def _as_then(self, then: Applied | None, arrived: _Arrived) -> _Arrived:
         """What has arrived, if it is what a record has at this place."""
@@ -180,6 +198,7 @@ class Server:
         self.version += 1
         # The learning rate changes when as many pushes as there are workers have been applied: once a step.
         self.shard.step(push.gradients, last=self.version % self.workers == 0)
+        self._heard[push.worker] = inf
         op = self._ops[Kind.STEP, push.worker, -1]
         self.rows.append((push.number, op.op, start, now(), 0))
         stale = self.version - 1 - self._pulled[push.worker]
@@ -204,7 +223,7 @@ class Server:
 
     def _give(self, worker: int) -> None:
         """Send a worker the weights as they are now: copies, since the next push changes them."""
-        self._pulled[worker] = self.version
+        self._pulled[worker], self._heard[worker] = self.version, now()
         try:
             for pending in self._sent[worker]:
                 pending.wait()  # it has pushed since, so it has them

@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 import traceback
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,10 +33,12 @@ from trainplan.engine.measurement import Measurement, known_loss, measure, peak_
 from trainplan.engine.nodes import agree, hand_over
 from trainplan.engine.recorder import now
 from trainplan.engine.trainer import StepResult, Trainer, build
-from trainplan.engine.world import join, leave, ready, tell, told
+from trainplan.engine.world import TIMEOUT, join, leave, ready, tell, told
 from trainplan.errors import InputError, TrainplanError
 from trainplan.plan.decided import DECIDED
+from trainplan.plan.plan import Plan
 from trainplan.plan.rules import of_replicas
+from trainplan.plan.served import ASYNCHRONOUS
 from trainplan.profile.machine import keep_memory
 from trainplan.profile.reference import Reference
 from trainplan.workload.user import own_frames
@@ -43,6 +46,8 @@ from trainplan.workload.workload import Workload
 
 # A rank that lost another waits so long before it ends, so that torchrun sees the other first (and then ends us).
 _AFTER_YOU = 5.0
+_LONGER = timedelta(seconds=30)  # that workers of asynchronous servers wait
+_WITHOUT_END = timedelta(days=365)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -142,7 +147,7 @@ def _run(job: Job, out: Path) -> None:
     device = _device(job)
     plan = job.the_plan()
     if plan.world > 1:
-        join(job.backend)
+        join(job.backend, _patience(plan))
         job = agree(job)
         plan = job.the_plan()
     workload = load(job.workload, **job.overrides)
@@ -173,6 +178,14 @@ def _run(job: Job, out: Path) -> None:
     if plan.world > 1:
         dist.barrier()
         leave()
+
+
+def _patience(plan: Plan) -> timedelta:
+    """How long this rank waits for a message. An asynchronous server decides itself when it gives up a worker, and does
+    so before those that must not go on without that worker (`ssp`) give up the server."""
+    if plan.exchange not in ASYNCHRONOUS:
+        return TIMEOUT
+    return TIMEOUT + _LONGER if int(os.environ.get("RANK", "0")) < plan.workers else _WITHOUT_END
 
 
 def _leave_alone(trainer: Trainer, measured: Measurement, job: Job, out: Path) -> None:
