@@ -3,9 +3,9 @@
 torchrun ends all ranks as soon as one has gone. Here, and only here, nobody needs a worker that dies: its servers see
 that the connection is closed, apply nothing more of it, and go on with the others. Until a rank has joined all groups
 the others do need it; and without a server, or without any worker, there is nothing to go on with. Then all are ended,
-and it is said who died of what. Every wait is bounded: ranks wait for each other as long as process groups do
-(`world.TIMEOUT`), a worker that its servers gave up is ended soon after they have, and whoever is through has ten
-minutes to write down what it knows.
+and it is said who died of what. Every wait is bounded: servers give up a worker of which they hear nothing for as long
+as process groups wait (`world.TIMEOUT`), it is ended soon after they have, and whoever is through has ten minutes to
+write down what it knows.
 """
 
 from __future__ import annotations
