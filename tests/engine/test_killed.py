@@ -249,7 +249,6 @@ def test_what_our_own_launcher_does_not_do(tmp_path: Path) -> None:
 # -- what `run` says of it ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.system("ps-asp", "R")
 @pytest.mark.usefixtures("quick_start")
 def test_what_run_answers_when_its_first_worker_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -323,7 +322,6 @@ def test_a_worker_that_servers_gave_up_does_not_keep_the_run(
     assert [process.returncode for process in ranks] == [0, -signal.SIGKILL, 0]
 
 
-@pytest.mark.system("ssp", "R")
 @pytest.mark.usefixtures("quick_start")
 def test_whoever_waits_under_ssp_outlives_a_worker_that_stands_still(tmp_path: Path) -> None:
     """Worker 1 stops before its second step until worker 0 begins its last, which it may only when the server has
