@@ -70,9 +70,10 @@ def _nap(x: Tensor, seconds: float, spare: float) -> Tensor:
 
 
 def _keep(ctx, inputs, output) -> None:
-    """What it makes is saved, too: else nobody would sleep again for a backward pass (`capture/tail.py`)."""
+    """Of a block what it makes is saved, too: else nobody would sleep again for a backward pass (`capture/tail.py`)."""
     ctx.seconds = inputs[2]
-    ctx.save_for_backward(output)
+    if inputs[1]:
+        ctx.save_for_backward(output)
 
 
 _LIBRARY.impl("sleep", lambda x, forward, backward: _nap(x, forward, _spare["forward"]), "CPU")

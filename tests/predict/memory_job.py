@@ -142,9 +142,8 @@ def _start(trainer: Trainer, data: Batch, batch: int) -> int:
     plan, shard = trainer.plan, trainer.part.shard
     if shard is not None:  # of a server
         return sum(p.nbytes for p in shard.parameters.values()) + state_bytes(shard.optimizer)
-    lasting = [*trainer.parameters.values(), *trainer.buffers.values()]
-    if plan.zero:
-        lasting = [*trainer.buffers.values(), *_shared_out(trainer)]
+    weights = _shared_out(trainer) if plan.zero else trainer.parameters.values()
+    lasting = [*weights, *trainer.buffers.values()]
     own = trainer.inputs.own(data, batch, already=False)
     start = sum(t.nbytes for t in [*lasting, *tensors(own).values()]) + sum(
         state_bytes(held.optimizer) for held in trainer.part.held.values()

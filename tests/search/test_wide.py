@@ -109,9 +109,10 @@ def test_what_is_recommended_among_all_that_can_be_predicted():
     said = str(Recommended(found))
     assert "space    dp " in said
     assert "with cuts and buckets as usual no plan that fits takes less than" in said
-    assert "predicted, not yet run here" in said
+    assert "are predicted, not yet run here" in said
     plain = str(Recommended(recommend(profile, where, 16, top=3)))
-    assert "predicted, not yet run here" not in plain
+    assert "are predicted, not yet run here" not in plain
+    assert "(--predicted bf16 does: predicted, not yet run here)" in plain
     data = found.to_json()
     assert data["space"]["tp"] == 3
     assert (found.left, found.gap) == (0, 0.0)
