@@ -8,8 +8,8 @@ saved there may be more, which save nothing but what was there before them:
 
 Of these backward needs the nodes of the graph, and a node needs the form of what it made, not the values. So when a
 block is run again its tail returns tensors that nothing was computed for. Of a transformer's layer that is a third of
-the arithmetic, the last product of all. Where a tail holds no product, leaving it out costs the host more than it saves
-(some 50 µs a block, measured on MobileNet v2), and it is computed. (torch.utils.checkpoint without reentry stops there,
+the arithmetic, the last product of all. A tail without a product is computed: telling what form its results would have
+takes the host about as long as adding two tensors. (torch.utils.checkpoint without reentry stops there,
 too, by an exception in the hook of what is saved, which needs the graph of the forward pass to be kept instead of made
 again.)
 """
